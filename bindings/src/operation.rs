@@ -119,6 +119,8 @@ impl Request {
         if self.collective.is_reduction() {
             builder = builder.operator(self.operator);
         }
+
+        // What is not set keeps the default of the builder.
         if let Some(algorithm) = self.algorithm {
             builder = builder.algorithm(algorithm);
         }
@@ -134,24 +136,28 @@ impl Request {
         if let Some(label) = &self.label {
             builder = builder.label(label);
         }
+
         if self.strict {
             builder = builder.strict(true);
         }
         if self.check_starts {
             builder = builder.check_starts(true);
         }
+
         if let Some((window, begin)) = &self.input {
             builder = builder.input_from(&window.cast(), *begin);
         }
         if let Some((window, begin)) = &self.output {
             builder = builder.output_into(&window.cast(), *begin);
         }
+
         for (is_set, set) in [
             (self.in_place, OperationBuilder::in_place as fn(_) -> _),
             (self.resizable, OperationBuilder::resizable),
         ] {
             builder = if is_set { set(builder) } else { builder };
         }
+
         if self.capturable {
             // SAFETY: the caller of `capturable` guarantees the same.
             builder = unsafe { builder.capturable() };

@@ -110,6 +110,7 @@ impl Service {
         let stop = WakeupEvent::new()?;
         stop.set_asleep(true);
         let stopped = Arc::new(AtomicBool::new(false));
+
         let mut server = Server {
             resources: Arc::clone(resources),
             events,
@@ -248,6 +249,8 @@ impl<E: Events> Server<E> {
                 thread::sleep(PAUSE);
                 continue;
             };
+
+            // From the last one, because a source that is lost is removed.
             for (index, is_ready) in ready.events.into_iter().enumerate().rev() {
                 if is_ready {
                     self.events.handle(index);

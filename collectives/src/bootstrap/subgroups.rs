@@ -138,6 +138,8 @@ impl HubGroups {
         let was_live = self.first.is_live(from);
         let replies = self.first.apply(from, event);
         let mut outgoing = self.outgoing(None, from, replies);
+
+        // A rank that is gone is gone in all of its groups.
         if was_live && !self.first.is_live(from) {
             let ids = self.subgroups.iter().filter(|(_, group)| group.ranks.contains(&from));
             for id in ids.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -414,9 +416,12 @@ impl Clients {
         let hub = relay.and_then(|relay| ranks.iter().position(|rank| *rank == relay));
         let client = self.first.of_subgroup(Rank::at(own), ranks.len(), hub.map(Rank::at));
         let client = Arc::new(client);
+
+        // The answers of the hub to this request can come at once.
         self.subgroups().insert(id, Side::Open(Arc::clone(&client)));
         let numbers = ranks.iter().map(|rank| rank.0).collect();
         self.send(Some(id), Request::Open { ranks: numbers });
+
         if let Some(how) = self.first.closed_how() {
             client.close(how);
         }

@@ -305,14 +305,18 @@ impl Shared {
         if from == own_rank || !self.compares_order() {
             return;
         }
+
         let state = self.state();
         let current = self.order.current(&state.tracked);
         match message {
             Message::Waits(theirs) => {
                 let has_begun = self.order.has_begun(&theirs, &state.tracked);
                 drop(state);
+
+                // Another message about the same call would tell the others nothing new.
                 self.order.exchanges().told = Some((theirs.clone(), Instant::now()));
                 if let Some(own) = current.filter(|_| !has_begun) {
+                    // Whoever cannot be told learns of the timeout.
                     let crosses = Message::Crosses { rank: from.0, theirs, own };
                     let _ = self.bootstrap.broadcast(&control::encode_order(crosses));
                 }
@@ -321,6 +325,7 @@ impl Shared {
                 let is_own = rank == own_rank.0 && current.as_ref() == Some(&theirs);
                 let crosses = is_own && !self.order.has_begun(&own, &state.tracked);
                 drop(state);
+
                 if crosses {
                     self.end_crossed((own_rank, &theirs), (from, &own));
                 }

@@ -126,6 +126,7 @@ impl Group {
         if !self.heap.has_flags() {
             self.prepare_barrier()?;
         }
+
         let subgroup = self.shared.family.next_subgroup();
         let dropped = self.heap.dropped();
         let own_dropped = dropped.len();
@@ -138,21 +139,25 @@ impl Group {
         let offer = wish.map(|wish| Offer::default().blob(encode(&wish)));
         let offers = agree(&self.shared, &name, offer, deadline)?;
         self.splits = number;
+
         let wishes = Rank::all(offers.len()).zip(&offers);
         let wishes = wishes.map(|(peer, offer)| decode("part of the group", offer, peer, 0));
         let mut wishes: Vec<Wish> = wishes.collect::<Result<_, Error>>()?;
         check_wishes(&name, &wishes)?;
         let dropped = wishes.iter_mut().map(|wish| std::mem::take(&mut wish.dropped));
         self.heap.free_dropped(&dropped.collect::<Vec<_>>(), own_dropped);
+
         // The groups have no rank in common, so their blocks can be at the same place.
         let demands = self.heap.subgroup_demands();
         let (allocation, blocks) = self.take_blocks(&demands, deadline)?;
+
         let Some(members) = members(&wishes, self.rank()) else { return Ok(None) };
         let first = &wishes[members[0].index()];
         let bootstrap = self.shared.bootstrap.subgroup(first.number, &members)?;
         let PartOptions { timeout, strict, heap_bytes } = first.options;
         let first_ranks = members.iter().map(|member| self.shared.identity.first(*member));
         let first_ranks = first_ranks.collect();
+
         let label = label.or_else(|| {
             let parent = self.shared.identity.label.as_ref().filter(|_| self.setup.is_split);
             let parent = parent.map_or(String::new(), |label| format!("{label}, "));
@@ -162,6 +167,7 @@ impl Group {
         let family = Arc::clone(&self.shared.family);
         let shared = Shared::new(bootstrap, timeout, family, identity);
         self.shared.add_child(&shared);
+
         let blocks = demands.iter().zip(blocks);
         let blocks = blocks.map(|(&(pool, bytes), block)| (pool, bytes, block.regroup(&members)));
         let heap = self.heap.of_subgroup(heap_bytes, allocation, blocks);

@@ -101,7 +101,8 @@ pub(super) fn accept(
     }
 }
 
-fn canonical(origin: SocketAddr) -> SocketAddr {
+/// Returns the address of a connection with the IPv4 address that an IPv6 socket has mapped.
+pub(super) fn canonical(origin: SocketAddr) -> SocketAddr {
     SocketAddr::new(origin.ip().to_canonical(), origin.port())
 }
 

@@ -14,6 +14,7 @@ use peerlane_toolkit::limits::{self, SystemError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::forks::{Generation, Uninherited};
+use super::accept::canonical;
 use super::hub::{self, ACCEPT_PAUSE, STRANGERS_MAX};
 use super::serve::HANDSHAKE_TIMEOUT;
 use super::wire::Stream;
@@ -129,10 +130,10 @@ impl Shared {
             if self.state().closing {
                 return;
             }
+
             match self.listener.accept() {
                 Ok((stream, origin)) => {
-                    let origin = SocketAddr::new(origin.ip().to_canonical(), origin.port());
-                    self.take(Stream::new(Uninherited::new(stream)), origin);
+                    self.take(Stream::new(Uninherited::new(stream)), canonical(origin));
                 }
                 Err(error)
                     if matches!(

@@ -303,9 +303,12 @@ impl<T: Element> Channel<T> {
                 );
                 return Err(Error::new(ErrorKind::Timeout, text));
             }
+
             if turn.is_some_and(|turn| turn.is_over()) {
                 return Ok(false);
             }
+
+            // The park ends when the engine has completed something.
             let is_open = |side: &&Arc<ChannelSide>| side.queue().unfinished > 0;
             let tier = self.sides.iter().flatten().find(is_open).map(|side| side.tier);
             if let Some(tier) = tier {

@@ -58,29 +58,20 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     if let Err(error) = labels.try_for_each(check_label) {
         return Err(group.refuse(error));
     }
+
     // An operation whose starts have a short timeout still has the time of the group to be prepared.
     let timeouts = specs.iter().map(|spec| spec.timeout);
     let deadline = Deadline::after(timeouts.fold(group.timeout(), Duration::max));
     // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
     let number = group.prepared + 1;
     let several = specs.len() > 1;
-    let name = |(index, spec): (usize, &OperationSpec)| {
-        let name = match (spec.name, spec.collective.name()) {
-            (Some(name), _) => name.to_owned(),
-            (None, name) if several => format!("{name} {number}.{}", index + 1),
-            (None, name) => format!("{name} {number}"),
-        };
-        match &spec.label {
-            Some(label) => format!("{name} \"{label}\""),
-            None => name,
-        }
-    };
-    let names: Vec<_> = specs.iter().enumerate().map(name).collect();
+    let names = names(&specs, number);
     let name = match &names[..] {
         [] => return Ok(Vec::new()),
         [name] => name.clone(),
         names => format!("{} operations {number}", names.len()),
     };
+
     let specs = specs.into_iter().zip(&names);
     let specs = specs.map(|(spec, name)| agree_lens(group, spec, name, deadline));
     let specs: Vec<_> = specs.collect::<Result<_, Error>>()?;
@@ -100,11 +91,13 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     });
     let offers = agree(&shared, &name, offer, deadline)?;
     group.prepared = number;
+
     let mut preparations = preparations?;
     let announced = announcements(&offers, preparations.len())?.into_iter();
     let (dropped, mut operations): (Vec<_>, Vec<_>) =
         announced.map(|of_rank| (of_rank.dropped, of_rank.operations.into_iter())).unzip();
     group.heap.free_dropped(&dropped, own_dropped);
+
     let mut origins: Vec<Vec<Origins>> = Vec::with_capacity(preparations.len());
     for (preparation, name) in preparations.iter_mut().zip(&names) {
         let of_ranks = operations.iter_mut().filter_map(Iterator::next).collect();
@@ -118,6 +111,7 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
         .zip(&origins)
         .map(|(preparation, origins)| preparation.bind(group, origins, epoch_base, deadline))
         .collect();
+
     let has_imports = origins.iter().flatten().flat_map(Origins::values);
     let has_imports = has_imports.into_iter().any(|origin| matches!(origin, Origin::Own(_)));
     let is_checked = |preparation: &Preparation| {
@@ -143,6 +137,22 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
         .collect();
     shared.order.note_prepared(number);
     Ok(states)
+}
+
+/// Returns the names in errors of operations that are prepared together, as those with this number.
+fn names(specs: &[OperationSpec], number: u64) -> Vec<String> {
+    let name = |(index, spec): (usize, &OperationSpec)| {
+        let name = match (spec.name, spec.collective.name()) {
+            (Some(name), _) => name.to_owned(),
+            (None, name) if specs.len() > 1 => format!("{name} {number}.{}", index + 1),
+            (None, name) => format!("{name} {number}"),
+        };
+        match &spec.label {
+            Some(label) => format!("{name} \"{label}\""),
+            None => name,
+        }
+    };
+    specs.iter().enumerate().map(name).collect()
 }
 
 /// Decodes the announcements of all ranks.

@@ -130,6 +130,8 @@ impl Request {
         loop {
             let before = fds.len();
             let Header { status, count, proof } = self.receive(&mut fds)?;
+
+            // Another process can have the name of one that has ended, and then has no memory to share.
             let is_known = proof == self.process.proof();
             match status {
                 HERE | FAILED | EXHAUSTED if !is_known => return Err(self.no_proof()),
