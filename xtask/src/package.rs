@@ -1,14 +1,13 @@
 //! `cargo xtask package`: packages the crates that are published, and builds them as a user does.
 //!
 //! The user is a package in an empty folder that has only the packaged crates. It runs the example of the README with default
-//! features, compiles all features together with the crate `cudarc`, and builds the program.
+//! features, checks all features together with the crate `cudarc`, and checks the program.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
 
 use cargo_metadata::Metadata;
 
@@ -56,7 +55,9 @@ fn build(metadata: &Metadata, published: &BTreeMap<String, String>, folder: &Pat
     let in_folder = |path: PathBuf, command: &str| {
         let mut command = cargo([command]);
         command.current_dir(path).arg("--config").arg(&config);
-        command.env("CARGO_TARGET_DIR", folder.join("target")).env_remove("CUDARC_CUDA_VERSION");
+        // The versions of this workspace in its target folder, so that no dependency is compiled again.
+        command.env("CARGO_TARGET_DIR", &metadata.target_directory);
+        command.env("CARGO_PROFILE_DEV_DEBUG", "false").env_remove("CUDARC_CUDA_VERSION");
         command
     };
 
@@ -65,12 +66,9 @@ fn build(metadata: &Metadata, published: &BTreeMap<String, String>, folder: &Pat
     fs::write(user.join("Cargo.toml"), manifest(version))?;
     fs::write(user.join("src/main.rs"), program()?)?;
     fs::copy(metadata.workspace_root.join("Cargo.lock"), user.join("Cargo.lock"))?;
-    let start = Instant::now();
     process::run(&mut in_folder(user.clone(), "run"))?;
-    println!("the README's example was built and run in {:.0?}", start.elapsed());
     process::run(in_folder(user, "check").arg("--all-features"))?;
-    process::run(&mut in_folder(unpacked["peerlane-cli"].clone(), "build"))?;
-    process::run(Command::new(folder.join("target/debug/peerlane")).arg("--version"))
+    process::run(&mut in_folder(unpacked["peerlane-cli"].clone(), "check"))
 }
 
 fn manifest(version: &str) -> String {

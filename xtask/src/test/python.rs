@@ -95,7 +95,9 @@ impl Folders {
         let cargo = |arguments: &[&str]| {
             let mut command = cargo([]);
             command.args(arguments).current_dir(&self.package);
-            command.env("CARGO_TARGET_DIR", &self.target).env("PYO3_PYTHON", tools.join("python"));
+            command
+                .env("CARGO_TARGET_DIR", &self.root_target)
+                .env("PYO3_PYTHON", tools.join("python"));
             process::run(&mut command)
         };
         cargo(&["fmt", "--check"])?;
@@ -124,7 +126,7 @@ impl Folders {
         let mut maturin = Command::new(tools.join("maturin"));
         maturin.args(["build", "--locked", "--strip", "--profile", profile, "--out"]).arg(&wheels);
         maturin.arg("--interpreter").arg(tools.join("python")).current_dir(&self.package);
-        process::run(maturin.env("CARGO_TARGET_DIR", &self.target))?;
+        process::run(maturin.env("CARGO_TARGET_DIR", &self.root_target))?;
         let wheel = std::fs::read_dir(&wheels)?.next().ok_or("maturin has built no wheel")??;
         Ok(wheel.path())
     }
