@@ -3,7 +3,7 @@
 //! A [`Group`] connects ranks over a fabric: [`host`] for threads and processes of one machine, and NVLink, XGMI and RDMA with
 //! the features `cuda`, `rocm` and `rdma`. [`from_env`] joins the ranks of a launcher such as
 //! torchrun and chooses the fabrics; [`open`](mod@open) says how. A group prepares [operations](Operation) such as
-//! all-gathers. An operation runs a [`plan`](planning::plan), which is data and is [verified](mod@planning::verify) for all ranks before a byte moves.
+//! all-gathers. An operation runs a [`plan`](planning::plan), which is data and is [verified](mod@planning::verify) before a byte moves.
 //!
 //! ```
 //! # #[cfg(feature = "host")]

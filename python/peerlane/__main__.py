@@ -14,7 +14,8 @@ def main() -> None:
     own = Path(sys.argv[0]).resolve()
     program = str(packaged) if packaged.exists() else shutil.which("peerlane")
     if program is None or Path(program).resolve() == own:
-        sys.exit("error: this installation has no program peerlane; install a wheel, or run `cargo install peerlane-cli`")
+        how = "install a wheel, or run `cargo install --path cli` in a clone of Peerlane"
+        sys.exit(f"error: this installation has no program peerlane; {how}")
     if packaged.exists() and not os.access(packaged, os.X_OK):
         packaged.chmod(0o755)
     os.execv(program, [program, *sys.argv[1:]])
