@@ -128,21 +128,21 @@ pub struct Survey {
 impl Survey {
     /// Loads the libraries of all vendors, and lists the devices of this machine that they report.
     pub fn of_machine() -> Self {
-        Self { cuda: cuda_devices(), rocm: rocm_devices(), rdma: rdma_devices() }
+        Self::for_request(None)
     }
 
     pub(super) fn for_request(requested: Option<Backend>) -> Self {
-        let look = |backend, devices: fn() -> Result<Vec<Device>, NoGpus>| match requested {
+        let gpus = |backend| match requested {
             Some(other) if other != backend => {
                 let reason = format!("it was not looked for: the backend is {other}");
                 Err(NoGpus::Absent(reason))
             }
-            _ => devices(),
+            _ => devices(backend),
         };
         Self {
-            cuda: look(Backend::Cuda, cuda_devices),
-            rocm: look(Backend::Rocm, rocm_devices),
-            rdma: rdma_devices(),
+            cuda: gpus(Backend::Cuda),
+            rocm: gpus(Backend::Rocm),
+            rdma: devices(Backend::Rdma).map_err(|reason| reason.to_string()),
         }
     }
 
@@ -213,6 +213,27 @@ pub(super) fn gpus_text(count: usize) -> String {
     if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") }
 }
 
+/// Returns the devices of this machine that a backend reports, or the reason why it has none.
+fn devices(backend: Backend) -> Result<Vec<Device>, NoGpus> {
+    if !backend.is_built_in() {
+        let reason = format!(
+            "this program was built without the feature `{backend}` of the crate `peerlane`"
+        );
+        return Err(NoGpus::Absent(reason));
+    }
+
+    match backend {
+        #[cfg(feature = "cuda")]
+        Backend::Cuda => cuda_devices(),
+        #[cfg(feature = "rocm")]
+        Backend::Rocm => rocm_devices(),
+        #[cfg(feature = "rdma")]
+        Backend::Rdma => rdma_devices(),
+        // Only the host is left here: it has no devices besides its memory.
+        _ => Ok(Vec::new()),
+    }
+}
+
 #[cfg(feature = "cuda")]
 fn cuda_devices() -> Result<Vec<Device>, NoGpus> {
     let devices = peerlane_cuda::discover().map_err(|error| match error {
@@ -224,11 +245,6 @@ fn cuda_devices() -> Result<Vec<Device>, NoGpus> {
         Device { product, ..Device::new(device.ordinal, device.pci_bus_id) }
     };
     Ok(devices.into_iter().map(device).collect())
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda_devices() -> Result<Vec<Device>, NoGpus> {
-    not_built_in(Backend::Cuda).map_err(NoGpus::Absent)
 }
 
 #[cfg(feature = "rocm")]
@@ -244,28 +260,15 @@ fn rocm_devices() -> Result<Vec<Device>, NoGpus> {
     Ok(devices.into_iter().map(device).collect())
 }
 
-#[cfg(not(feature = "rocm"))]
-fn rocm_devices() -> Result<Vec<Device>, NoGpus> {
-    not_built_in(Backend::Rocm).map_err(NoGpus::Absent)
-}
-
 #[cfg(feature = "rdma")]
-fn rdma_devices() -> Result<Vec<Device>, String> {
-    let devices = peerlane_rdma::discover().map_err(|error| error.to_string())?;
+fn rdma_devices() -> Result<Vec<Device>, NoGpus> {
+    let devices = peerlane_rdma::discover().map_err(|error| NoGpus::Absent(error.to_string()))?;
     if devices.is_empty() {
-        return Err("this machine has no RDMA device; run `peerlane doctor` for details".to_owned());
+        let reason = "this machine has no RDMA device; run `peerlane doctor` for details";
+        return Err(NoGpus::Absent(reason.to_owned()));
     }
+
     let device =
         |(ordinal, device): (u32, peerlane_rdma::Device)| Device::new(ordinal, device.name);
     Ok((0..).zip(devices).map(device).collect())
-}
-
-#[cfg(not(feature = "rdma"))]
-fn rdma_devices() -> Result<Vec<Device>, String> {
-    not_built_in(Backend::Rdma)
-}
-
-#[cfg(not(all(feature = "cuda", feature = "rocm", feature = "rdma")))]
-fn not_built_in(backend: Backend) -> Result<Vec<Device>, String> {
-    Err(format!("this program was built without the feature `{backend}` of the crate `peerlane`"))
 }
