@@ -1,0 +1,5 @@
+//! Supports tests of all crates.
+
+mod stopwatch;
+
+pub use stopwatch::{Elapsed, Stopwatch};

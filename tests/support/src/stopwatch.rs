@@ -1,0 +1,163 @@
+//! Measures times that a busy machine does not change.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The unit of the times in `/proc/stat`, which all architectures that Rust's standard library supports share.
+const TICK: Duration = Duration::from_millis(10);
+
+/// How the names of the threads begin that Peerlane, its streams of the host and the simulated driver start.
+const PRODUCT_NAMES: [&str; 3] = ["peerlane", "stream", "sim-"];
+
+/// Measures how long something takes, and how long its threads waited for a processor meanwhile.
+///
+/// A bound on the [net](Elapsed::net) time is as strict as the machine is idle: there, hardly any thread waits for a
+/// processor, and nothing is subtracted. On a busy machine, more is subtracted than what delayed the result, so the net
+/// time is too short rather than too long.
+///
+/// Ranks can be threads of this process, and each can wait for the one before, so their waits are added. The threads that
+/// count are those of the test, which have the name of the thread that starts the measurement unless they are given
+/// another, and those of Peerlane and of the simulated driver. Other tests of the program run on other threads. Of each
+/// other process, the thread that waited longest counts: one at a time works towards the result, and the others poll.
+///
+/// Three things are not subtracted: processor time, such as that of a program without optimization; the waits of threads
+/// that have ended meanwhile; and anything on kernels without `/proc/PID/task/TID/schedstat`.
+#[derive(Debug)]
+pub struct Stopwatch {
+    /// The name of the thread that started the measurement.
+    own_name: String,
+    waits: Waits,
+    /// The same for each other process.
+    others: Vec<(u32, Waits)>,
+    stolen: Vec<Duration>,
+    begun: Instant,
+}
+
+impl Stopwatch {
+    /// Starts to measure something that this process does alone.
+    pub fn start() -> Self {
+        Self::start_with([])
+    }
+
+    /// Starts to measure something that this process does together with the processes that have these numbers.
+    pub fn start_with(others: impl IntoIterator<Item = u32>) -> Self {
+        let own_name = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
+        // The clock is read last here and first in `elapsed`: a wait beside the other reads is subtracted without being
+        // measured, which makes the net time too short, and not too long.
+        Self {
+            waits: waits_here(&own_name),
+            own_name,
+            others: others.into_iter().map(|process| (process, waits_of(process))).collect(),
+            stolen: stolen_times(),
+            begun: Instant::now(),
+        }
+    }
+
+    /// Returns the time since the start.
+    pub fn elapsed(&self) -> Elapsed {
+        let total = self.begun.elapsed();
+
+        let own: Duration = growth(&self.waits, &waits_here(&self.own_name)).sum();
+        let longest = |(process, before): &(u32, Waits)| {
+            growth(before, &waits_of(*process)).max().unwrap_or_default()
+        };
+        let others: Duration = self.others.iter().map(longest).sum();
+
+        // If the host of a virtual machine takes a processor away, no thread of the machine counts as waiting. All
+        // processors can be taken at the same time, so the one that was away longest stands for all.
+        let stolen = stolen_times().into_iter().zip(&self.stolen);
+        let stolen = stolen.map(|(now, before)| now.saturating_sub(*before)).max();
+
+        Elapsed { total, waited: own + others + stolen.unwrap_or_default() }
+    }
+
+    /// Checks that the net time since the start is below the limit.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[track_caller]
+    pub fn assert_within(&self, limit: Duration) {
+        let took = self.elapsed();
+        assert!(took.net() < limit, "it took {took}, expected {limit:?}");
+    }
+}
+
+/// A time that a [`Stopwatch`] measured.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Elapsed {
+    /// The time on the clock.
+    pub total: Duration,
+    /// How long threads waited for a processor, as [`Stopwatch`] adds it up.
+    pub waited: Duration,
+}
+
+impl Elapsed {
+    /// Returns the time that it would have taken if a processor had always been free.
+    pub fn net(self) -> Duration {
+        self.total.saturating_sub(self.waited)
+    }
+}
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { total, waited } = self;
+        write!(f, "{total:?}, in which threads waited {waited:?} for a processor")
+    }
+}
+
+/// How long each thread has waited for a processor since it began.
+type Waits = HashMap<u32, Duration>;
+
+/// Returns the waits of those threads of this process that count.
+fn waits_here(own_name: &str) -> Waits {
+    let threads = list_threads(std::process::id()).into_iter().filter(|thread| {
+        let name = fs::read_to_string(thread.join("comm")).unwrap_or_default();
+        name == own_name || PRODUCT_NAMES.iter().any(|begin| name.starts_with(begin))
+    });
+    threads.filter_map(|thread| thread_wait(&thread)).collect()
+}
+
+/// Returns the waits of all threads of a process.
+fn waits_of(process: u32) -> Waits {
+    list_threads(process).iter().filter_map(|thread| thread_wait(thread)).collect()
+}
+
+/// Returns how long each thread has waited between two looks.
+fn growth(before: &Waits, now: &Waits) -> impl Iterator<Item = Duration> {
+    now.iter().map(|(thread, now)| {
+        // A thread that has begun meanwhile has waited for all of its time, even if it has the number of another.
+        let before = before.get(thread).filter(|before| *before <= now);
+        *now - before.copied().unwrap_or_default()
+    })
+}
+
+/// Returns the folders of the threads of a process.
+fn list_threads(process: u32) -> Vec<PathBuf> {
+    let entries = fs::read_dir(format!("/proc/{process}/task"));
+    entries.into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+/// Returns the number of a thread and how long it has waited for a processor, or `None` if it has just ended.
+fn thread_wait(thread: &Path) -> Option<(u32, Duration)> {
+    // The time on a processor, the time of waits for one, and the number of time slices.
+    let text = fs::read_to_string(thread.join("schedstat")).ok()?;
+    let nanos = text.split_whitespace().nth(1)?.parse().ok()?;
+    let number = thread.file_name()?.to_str()?.parse().ok()?;
+    Some((number, Duration::from_nanos(nanos)))
+}
+
+/// Returns for each processor of a virtual machine how long its host ran others instead.
+fn stolen_times() -> Vec<Duration> {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    // The first line is the sum of all processors.
+    let processors = text.lines().skip(1).take_while(|line| line.starts_with("cpu"));
+    processors
+        .map(|line| {
+            let ticks = line.split_whitespace().nth(8).and_then(|ticks| ticks.parse().ok());
+            TICK * ticks.unwrap_or(0)
+        })
+        .collect()
+}
