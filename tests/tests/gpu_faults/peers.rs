@@ -2,10 +2,11 @@
 //! one, their streams must go on, and they must gather again without it.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use peerlane_test_support::Stopwatch;
 use peerlane_tests::processes::Child;
-use peerlane_tests::{GpuDriver, Outcome};
+use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use super::Fault;
 use super::processes::{finish, patience, ranks, says};
@@ -21,8 +22,13 @@ const SETTLING: Duration = Duration::from_millis(100);
 /// The timeout of a start to which a peer never comes.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 const LONG_TIMEOUT: Duration = Duration::from_secs(20);
-/// How much later than it must a stream may go on.
-const GRACE: Duration = Duration::from_secs(2);
+/// How much longer than the work on its stream a survivor may take to return after a kill.
+const KILLED_GRACE: Duration = Duration::from_secs(1);
+/// The same after the deadline of a start.
+const LATE_GRACE: Duration = Duration::from_millis(500);
+/// The same after the deadline of a replay, which counts from the first look that finds it waiting. Each of its waits is
+/// then released by another look.
+const LATE_REPLAY_GRACE: Duration = Duration::from_secs(1);
 
 /// What happens to the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +126,27 @@ impl Loss {
         if self.end == End::Killed { LONG_TIMEOUT } else { SHORT_TIMEOUT }
     }
 
+    /// Returns how long a survivor may take to return, apart from the work on its stream.
+    fn delay_limit(self) -> Duration {
+        match self.end {
+            End::Killed => KILLED_GRACE,
+            End::Silent | End::Stopped if self.phase.is_replayed() => {
+                self.timeout() + LATE_REPLAY_GRACE
+            }
+            End::Silent | End::Stopped => self.timeout() + LATE_GRACE,
+        }
+    }
+
+    /// Reads how long a survivor took to replay its graphs again, without any wait for the victim.
+    fn replay_time(self, survivor: &mut Child) -> Outcome<Duration> {
+        if !matches!(self.phase, Phase::Replayed | Phase::ReplayedMany) {
+            return Ok(Duration::ZERO);
+        }
+        let micros = survivor.expect("replayed in", patience())?;
+        let micros = micros.parse().map_err(|_| Failure::new(format!("no time: {micros:?}")))?;
+        Ok(Duration::from_micros(micros))
+    }
+
     /// The victim ends once all others wait for it.
     fn run_rank(self, driver: GpuDriver) -> Outcome {
         let Self { ranks: count, victim, phase, end, engine, connections, reduces } = self;
@@ -145,21 +172,29 @@ impl Loss {
             children[rank].expect("waits", patience())?;
         }
         std::thread::sleep(SETTLING);
-        let begun = Instant::now();
         match end {
             End::Killed => children[victim].kill()?,
             End::Stopped => children[victim].stop()?,
             End::Silent => {}
         }
+
+        let watch = Stopwatch::start_with(self.survivors().map(|rank| children[rank].id()));
+        let mut returns = Vec::new();
         for rank in self.survivors() {
             let text = children[rank].read_line(patience())?;
-            let limit = if end == End::Killed { GRACE } else { self.timeout() + GRACE };
-            let took = begun.elapsed();
-            check(took < limit, || {
-                format!("rank {rank} took {took:?}, expected {limit:?}: {text}")
+            returns.push((rank, watch.elapsed(), text));
+        }
+        for (rank, took, text) in returns {
+            let work = self.replay_time(&mut children[rank])?;
+            let limit = work + self.delay_limit();
+            check(took.net() < limit, || {
+                format!(
+                    "rank {rank} took {took} and {work:?} for its replays alone, expected {limit:?}: {text}"
+                )
             })?;
             self.judge(&format!("rank {rank}"), &text)?;
         }
+
         if end == End::Silent {
             children[victim].send_line("go on")?;
             let text = children[victim].read_line(patience())?;

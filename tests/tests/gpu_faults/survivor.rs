@@ -12,9 +12,12 @@ use peerlane_tests::{Failure, GpuDriver, Outcome};
 use super::rank::fallen;
 use crate::support::data::{POISON, same, unexpected};
 use crate::support::test_rank::{CaptureMode, TestRank, gather_once};
+use crate::vendor::stream::Graph;
 
 const STARTS: usize = 3;
 const BLOCK_BYTES: usize = 5001;
+/// How often a survivor replays its graph.
+const REPLAYS: usize = 2;
 /// How long a start is driven whose copies are to be under way.
 const PUSHED: Duration = Duration::from_millis(15);
 /// Within which a stream must be free again whatever happens.
@@ -127,8 +130,17 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     if victim {
         be_lost(parent, &test_rank, gather, phase)
     } else {
-        let error = lose(parent, &mut test_rank, (&mut gather, other), phase)?;
+        let (error, graph) = lose(parent, &mut test_rank, (&mut gather, other), phase)?;
         parent.print_line(fallen("start", &error));
+
+        if let Some(graph) = graph {
+            // The waits of these replays pass, so they take as long as the work of those before.
+            let begun = Instant::now();
+            replay(&graph)?;
+            test_rank.stream.finish_within(PATIENCE)?;
+            parent.print_line(format_args!("replayed in {}", begun.elapsed().as_micros()));
+        }
+
         drop(gather);
         live_on(parent, &test_rank)
     }
@@ -176,18 +188,26 @@ fn queue(test_rank: &TestRank, gather: &mut Operation<u8>, phase: Phase) -> Resu
     (0..phase.starts(test_rank.gpu.driver)).try_for_each(|_| gather.start_on(&stream).map(drop))
 }
 
-/// A survivor: waits for the victim, and returns with what its group says then. On a stream nobody
-/// asks meanwhile; the stream must go on by itself.
+fn replay(graph: &Graph) -> Outcome {
+    (0..REPLAYS).try_for_each(|_| graph.replay())
+}
+
+/// Waits for the victim, as a survivor does, and returns the error of its group and the graph that can be replayed again.
+///
+/// Nobody asks for the state of a start on a stream meanwhile: the stream must go on by itself.
 fn lose(
     parent: &Parent,
     test_rank: &mut TestRank,
     (gather, other): (&mut Operation<u8>, Option<Operation<u8>>),
     phase: Phase,
-) -> Outcome<Error> {
+) -> Outcome<(Error, Option<Graph>)> {
+    let mut replayed = None;
     match phase {
         _ if phase == Phase::HostWaits || !gather.report().takes_streams() => {
             parent.print_line("waits");
-            return gather.run().err().ok_or_else(|| Failure::new("a start without a peer ended"));
+            let error = gather.run().err();
+            let error = error.ok_or_else(|| Failure::new("a start without a peer ended"))?;
+            return Ok((error, None));
         }
         _ if phase.is_replayed() => {
             let stream = &test_rank.stream;
@@ -196,15 +216,14 @@ fn lose(
                 stream.record(mode, || queue(test_rank, gather, phase).map_err(unexpected))?;
             // A device has no room for many starts, so the call blocks.
             parent.print_line("waits");
-            for _ in 0..2 {
-                graph.replay()?;
-            }
+            replay(&graph)?;
             if phase == Phase::DroppedReplays {
                 while gather.check().is_ok() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             } else {
                 stream.finish_within(PATIENCE)?;
+                replayed = Some(graph);
             }
         }
         _ => {
@@ -218,8 +237,10 @@ fn lose(
             test_rank.stream.finish_within(PATIENCE)?;
         }
     }
+
     let late = gather.run().err();
-    late.ok_or_else(|| Failure::new("a start of a group that is over has finished"))
+    let error = late.ok_or_else(|| Failure::new("a start of a group that is over has finished"))?;
+    Ok((error, replayed))
 }
 
 /// Uses the device as before, and shrinks the group to those who are left.
