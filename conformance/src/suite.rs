@@ -2,17 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::HostHarness;
 use crate::checks::{Abilities, Check, all, is_absent};
 use crate::failure::{Failure, Outcome};
 use crate::harness::Harness;
+use crate::harness::erased::Erased;
 
 /// Collects checks over any number of harnesses, and runs them as a test program.
 #[derive(Debug, Default)]
@@ -48,7 +47,11 @@ impl Suite {
     /// Checks that the harness cannot run are listed as ignored. If the backend is absent, all are
     /// ignored, or all fail if the harness requires the backend.
     #[must_use]
-    pub fn with<H: Harness>(mut self, harness: H) -> Self {
+    pub fn with(self, harness: impl Harness) -> Self {
+        self.with_erased(&Erased::new(harness))
+    }
+
+    fn with_erased(mut self, harness: &Erased) -> Self {
         // Opening a device takes a while, so a process for one check opens no other harness.
         let of_harness = |check: &str| check.starts_with(&format!("{}::", harness.name()));
         if self.alone.as_deref().is_some_and(|check| !of_harness(check)) {
@@ -57,9 +60,8 @@ impl Suite {
         // The check that breaks an engine would break those of other checks.
         self.one_by_one |= harness.faults_are_device_wide();
         let not_applicable = harness.not_applicable();
-        let abilities = Abilities::probe(&harness);
-        let harness = Arc::new(harness);
-        for check in all::<H>() {
+        let abilities = Abilities::probe(harness);
+        for check in all() {
             let (skip, fail) = match &abilities {
                 _ if not_applicable.is_some() => (not_applicable.clone(), None),
                 Ok(abilities) => {
@@ -71,7 +73,7 @@ impl Suite {
             };
             match skip {
                 Some(reason) => self.skip(harness.name(), reason, &check),
-                None => self.add(fail, Arc::clone(&harness), check),
+                None => self.add(fail, harness.clone(), check),
             }
         }
         self
@@ -80,7 +82,7 @@ impl Suite {
     /// Adds all checks on a harness whose layers are the same on every device. They are left out where each check has a process,
     /// because that takes long.
     #[must_use]
-    pub fn with_layers<H: Harness>(self, harness: H) -> Self {
+    pub fn with_layers(self, harness: impl Harness) -> Self {
         if self.process_each.is_some() {
             eprintln!("not run: the checks on {}, because ranks share a GPU", harness.name());
             return self;
@@ -94,7 +96,7 @@ impl Suite {
         NOT_SHARED.iter().find(|(name, _)| *name == check).map(|(_, reason)| *reason)
     }
 
-    fn skip<H: Harness>(&mut self, harness: &str, reason: String, check: &Check<H>) {
+    fn skip(&mut self, harness: &str, reason: String, check: &Check) {
         let text = format!("skipped: {reason}");
         let trial = Trial::test(format!("{harness}::{check:?}"), || Err(Failed::from(text)));
         self.trials.push(trial.with_ignored_flag(true));
@@ -102,17 +104,15 @@ impl Suite {
         self.skipped.entry(key).or_default().push(format!("{check:?}"));
     }
 
-    fn add<H: Harness>(&mut self, fail: Option<String>, harness: Arc<H>, check: Check<H>) {
+    fn add(&mut self, fail: Option<String>, harness: Erased, check: Check) {
         let name = format!("{}::{check:?}", harness.name());
         let apart = self.process_each.clone().map(|variables| (name.clone(), variables));
         let run = move || match (fail, apart) {
             (Some(reason), _) => Err(Failed::from(reason)),
             (None, Some((name, variables))) => {
-                run_apart(&name, &variables, limit(&*harness) + START_TIMEOUT)
+                run_apart(&name, &variables, limit(&harness) + START_TIMEOUT)
             }
-            (None, None) => {
-                run_bounded(&harness, &check).map_err(|failure| check.broken(failure).into())
-            }
+            (None, None) => run_bounded(&harness, &check).map_err(Failed::from),
         };
         self.trials.push(Trial::test(name, run));
     }
@@ -132,6 +132,11 @@ impl Suite {
         Self { one_by_one: true, ..self }
     }
 
+    /// Returns the names of the checks that will not run, by harness and reason.
+    pub fn skipped(&self) -> &BTreeMap<(String, String), Vec<String>> {
+        &self.skipped
+    }
+
     /// Runs the checks that the command line selects, and prints the skipped ones with their
     /// reasons.
     pub fn run(self) -> ExitCode {
@@ -141,7 +146,7 @@ impl Suite {
         }
         let conclusion = libtest_mimic::run(&arguments, self.trials);
         // On standard error, because other programs parse standard output.
-        let every = all::<HostHarness>().len();
+        let every = all().len();
         for ((harness, reason), checks) in &self.skipped {
             let is_every = checks.len() == every;
             let checks = if is_every { "all checks".to_owned() } else { checks.join(", ") };
@@ -159,23 +164,24 @@ const TIMEOUTS_A_CHECK: u32 = 9;
 /// backend under test may block without a limit.
 ///
 /// # Errors
-/// That of the check, or that it did not return.
-pub fn run_bounded<H: Harness>(harness: &Arc<H>, check: &Check<H>) -> Outcome {
+/// The sentence that does not hold, with the failure of the check or that it did not return, and what to look at next.
+pub fn run_bounded(harness: &Erased, check: &Check) -> Outcome {
     let (done, outcome) = mpsc::channel();
-    let (subject, run) = (Arc::clone(harness), check.run);
+    let (subject, run) = (harness.clone(), check.run);
     std::thread::spawn(move || {
         // The send fails when the check was abandoned.
         let _ = done.send(run(&subject));
     });
-    let limit = limit(&**harness);
-    outcome.recv_timeout(limit).unwrap_or_else(|_| {
+    let limit = limit(harness);
+    let outcome = outcome.recv_timeout(limit).unwrap_or_else(|_| {
         Err(Failure::new(format!(
             "the check did not return within {limit:?}: a call to the backend blocks"
         )))
-    })
+    });
+    outcome.map_err(|failure| check.broken(failure))
 }
 
-fn limit(harness: &impl Harness) -> Duration {
+fn limit(harness: &Erased) -> Duration {
     harness.timeout() * TIMEOUTS_A_CHECK
 }
 
@@ -199,101 +205,4 @@ fn run_apart(name: &str, variables: &[(&str, String)], limit: Duration) -> Resul
         return Ok(());
     }
     Err(format!("{}\n{stdout}{stderr}", output.status).into())
-}
-
-#[cfg(test)]
-mod tests {
-    use peerlane_hal::{EngineRequirements, ErrorKind, Fabric, Rank};
-
-    use super::*;
-    use crate::middleware::{DelayLayer, Downgrade, DowngradeLayer, Error, Layer, Layered};
-
-    /// A layer whose hardware is absent.
-    #[derive(Clone)]
-    struct Absent;
-
-    // SAFETY: it creates no engine.
-    unsafe impl<F: Fabric> Layer<F> for Absent {
-        type Engine = Downgrade<F::Engine>;
-
-        fn engine(
-            &self,
-            _: &F,
-            _: u64,
-            _: EngineRequirements,
-        ) -> Result<Self::Engine, Error<F::Error>> {
-            Err(Error::layer(ErrorKind::Unavailable, "no device; plug one in"))
-        }
-    }
-
-    /// The host backend as a backend that may be absent.
-    struct Optional(HostHarness);
-
-    impl Harness for Optional {
-        type Fabric = peerlane_host::Fabric;
-
-        fn name(&self) -> &str {
-            "optional"
-        }
-
-        fn open(&self, rank: Rank, ranks: usize) -> Result<Self::Fabric, peerlane_host::Error> {
-            self.0.open(rank, ranks)
-        }
-    }
-
-    #[test]
-    fn absent_hardware_is_skipped_with_its_reason() {
-        let harness = Layered::new(Optional(HostHarness::default()), "absent", |_| Absent);
-        let suite = Suite::new().with(harness);
-        assert_eq!(suite.trials.len(), all::<HostHarness>().len());
-        assert!(suite.trials.iter().all(Trial::has_ignored_flag));
-        let skipped: Vec<_> = suite.skipped.into_iter().collect();
-        let [((harness, reason), checks)] = &skipped[..] else { panic!("{skipped:?}") };
-        assert_eq!((&**harness, &**reason), ("optional+absent", "no device; plug one in"));
-        assert_eq!(checks.len(), all::<HostHarness>().len());
-        assert_eq!(checks[0], "order::ops_to_one_peer_take_effect_in_submission_order");
-    }
-
-    #[test]
-    fn layers_that_need_more_than_the_engines_have_are_skipped() {
-        let polls = |_| DowngradeLayer { queued_wait: false, ..DowngradeLayer::default() };
-        let polled = Layered::new(HostHarness::default(), "polled", polls);
-        let delayed = |_| DelayLayer::new(1, Duration::ZERO);
-        let delayed = Layered::new(polled, "delay", delayed);
-        let suite =
-            Suite::new().with(Layered::new(delayed, "plain", |_| DowngradeLayer::default()));
-        let skipped: Vec<_> = suite.skipped.into_iter().collect();
-        let [((_, reason), checks)] = &skipped[..] else { panic!("{skipped:?}") };
-        assert_eq!(checks.len(), all::<HostHarness>().len());
-        assert!(
-            reason.starts_with("the layer holds ops back with waits: expected caps"),
-            "{reason}"
-        );
-    }
-
-    #[test]
-    fn absent_hardware_that_is_required_fails() {
-        let harness = Layered::new(HostHarness::default(), "absent", |_| Absent);
-        let suite = Suite::new().with(harness);
-        assert!(suite.skipped.is_empty());
-        assert!(!suite.trials.iter().any(Trial::has_ignored_flag));
-    }
-
-    #[test]
-    fn a_check_that_blocks_is_abandoned() {
-        let harness = HostHarness::default();
-        let harness = Layered::new(harness, "absent", |_| Absent).timeout(Duration::from_millis(1));
-        let run = |_: &_| {
-            std::thread::sleep(Duration::from_secs(3));
-            Ok(())
-        };
-        let next = "Look at `submit`.";
-        let check = Check { topic: "topic", name: "a_name", needs: &[], next, run };
-        let failure = run_bounded(&Arc::new(harness), &check).unwrap_err();
-        assert_eq!(
-            check.broken(failure).to_string(),
-            "the backend breaks the contract, section topic, \"a name\": the check did not return \
-             within 9ms: a call to the backend blocks\nnext: Look at `submit`."
-        );
-    }
 }

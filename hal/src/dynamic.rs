@@ -388,6 +388,17 @@ fn region<R: Region, E: Error>(region: Result<R, E>) -> Result<DynRegion, DynErr
 /// A type-erased engine of any backend.
 pub struct DynEngine(Box<dyn ErasedEngine>);
 
+impl DynEngine {
+    /// Returns the engine as the backend's type `E`, or `None` if it belongs to another backend.
+    pub fn downcast_mut<E: CopyEngine>(&mut self) -> Option<&mut E> {
+        // `E` can be this type.
+        if (self as &dyn Any).is::<E>() {
+            return (self as &mut dyn Any).downcast_mut();
+        }
+        self.0.as_any_mut().downcast_mut()
+    }
+}
+
 impl fmt::Debug for DynEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DynEngine").field("caps", self.caps()).finish_non_exhaustive()
@@ -443,6 +454,7 @@ unsafe impl CopyEngine for DynEngine {
 }
 
 trait ErasedEngine: Send {
+    fn as_any_mut(&mut self) -> &mut dyn Any;
     fn caps(&self) -> &Caps;
     fn prepare_reduce(&mut self) -> Result<Option<Reducer>, DynError>;
     unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError>;
@@ -470,6 +482,10 @@ where
     E::Local: Region,
     E::Remote: Send + Sync,
 {
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        &mut self.engine
+    }
+
     fn caps(&self) -> &Caps {
         self.engine.caps()
     }

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use peerlane_tests::checks::all;
-use peerlane_tests::middleware::Layered;
+use peerlane_tests::middleware::{Erased, Layered};
 use peerlane_tests::{Harness, HostHarness, run_bounded};
 
-use mutants::{EngineMutant, FabricMutant, Fault, flaw};
+use mutants::{EngineMutant, FabricMutant, Fault, Flaw, with_flaw};
 
 /// Timeout of the checks, shorter than for a real backend: a mutant never does what it leaves out.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -236,95 +236,108 @@ fn programs_fail(fault: Fault) -> Result<(), Failed> {
 fn main() -> ExitCode {
     let mut trials = Vec::new();
     for (fault, check, expected) in ENGINES {
-        let layered = move || {
+        let run = move || {
             let polls = Arc::default();
-            Layered::new(HostHarness::default(), "mutant", move |rank| EngineMutant {
-                fault: *fault,
-                rank,
-                polls: Arc::clone(&polls),
-            })
-            .timeout(TIMEOUT)
+            let layered = Layered::new(HostHarness::default(), "mutant", move |rank| {
+                EngineMutant { fault: *fault, rank, polls: Arc::clone(&polls) }
+            });
+            fails(check, expected, layered.timeout(TIMEOUT))
         };
-        trials.push(trial(&format!("{fault:?}"), check, expected, layered));
+        trials.push(Trial::test(format!("{check}::{fault:?}"), run));
     }
     for fault in MESSAGES {
         let name = format!("random_programs_of_messages::{fault:?}");
         trials.push(Trial::test(name, move || programs_fail(fault)));
     }
     trials.extend([
-        flawed::<{ flaw::ANY_BYTES_ARE_A_KEY }>(
+        flawed(
+            Flaw::AnyBytesAreAKey,
             "AnyBytesAreAKey",
             "malformed_keys_are_refused",
             "was decoded without an error, expected InvalidKey",
         ),
-        flawed::<{ flaw::NO_KEY_PANICS }>(
+        flawed(
+            Flaw::NoKeyPanics,
             "NoKeyPanics",
             "malformed_keys_are_refused",
             "panicked: bytes are a key",
         ),
-        flawed::<{ flaw::KEYS_GROW }>("KeysGrow", "a_key_survives_encoding", "region_bytes is 9"),
-        flawed::<{ flaw::FREED_KEYS_OPEN }>(
+        flawed(Flaw::KeysGrow, "KeysGrow", "a_key_survives_encoding", "region_bytes is 9"),
+        flawed(
+            Flaw::RefusedKeysOpen,
             "FreedKeysOpen",
             "the_key_of_freed_memory_is_refused",
             "of freed memory of rank",
         ),
-        flawed::<{ flaw::FREED_KEYS_OPEN }>(
+        flawed(
+            Flaw::RefusedKeysOpen,
             "ChangedKeysOpen",
             "malformed_keys_are_refused",
             "import gave the registration",
         ),
-        flawed::<{ flaw::REFUSES_FLAGS_OF_THE_HOST }>(
+        flawed(
+            Flaw::RefusesFlagsOfTheHost,
             "RefusesFlagsOfTheHost",
             "what_one_fabric_allocated_another_can_register",
             "flags are in memory of the device only",
         ),
-        flawed::<{ flaw::REFUSES_NO_BYTES }>(
+        flawed(
+            Flaw::RefusesNoBytes,
             "RefusesNoBytes",
             "memory_of_no_bytes_is_memory",
             "there must be a byte",
         ),
-        flawed::<{ flaw::CONNECTS_ONCE }>(
+        flawed(
+            Flaw::ConnectsOnce,
             "ConnectsOnce",
             "a_second_connection_to_a_peer_changes_nothing",
             "connect rank 0 again: the rank is connected",
         ),
-        flawed::<{ flaw::ALIASES_ARE_COPIES }>(
+        flawed(
+            Flaw::AliasesAreCopies,
             "AliasesAreCopies",
             "ones_own_key_gives_an_alias",
             "written through aliases",
         ),
-        flawed::<{ flaw::REGISTERED_IS_COPIED }>(
+        flawed(
+            Flaw::RegisteredIsCopied,
             "RegisteredIsCopied",
             "what_one_fabric_allocated_another_can_register",
             "timed out after 1s: waited for flag 3",
         ),
-        flawed::<{ flaw::ALLOCATES_DIRTY }>(
+        flawed(
+            Flaw::AllocatesDirty,
             "AllocatesDirty",
             "allocated_memory_is_zeroed",
             "allocation 0 of 8 bytes: byte 0 is 0x01, expected 0x00",
         ),
-        flawed::<{ flaw::ADOPTS_ANY_ADDRESS }>(
+        flawed(
+            Flaw::AdoptsAnyAddress,
             "AdoptsAnyAddress",
             "memory_of_another_device_is_refused",
             "adopt of device memory of another device as Data succeeded",
         ),
         // The memory of every mutant is that of a fabric that is connected to itself.
-        flawed::<{ flaw::IMPORTS_UNCONNECTED }>(
+        flawed(
+            Flaw::ImportsUnconnected,
             "ImportsUnconnected",
             "memory_of_a_rank_that_is_not_connected_cannot_be_imported",
             "import in a fabric without connections succeeded",
         ),
-        flawed::<{ flaw::REUSED_AS_IT_WAS }>(
+        flawed(
+            Flaw::ReusedAsItWas,
             "ReusedAsItWas",
             "memory_that_is_reused_is_zeroed",
             "flag 0 is 1, expected 0",
         ),
-        flawed::<{ flaw::REOPENS_AS_ITSELF }>(
+        flawed(
+            Flaw::ReopensAsItself,
             "ReopensAsItself",
             "a_fabric_opens_again_as_another_rank",
             "the fabric was reopened as rank 1, but it is rank 0",
         ),
-        flawed::<{ flaw::ANY_ADDRESS_CONNECTS }>(
+        flawed(
+            Flaw::AnyAddressConnects,
             "AnyAddressConnects",
             "malformed_addresses_are_refused",
             "returned no error, expected Mismatch",
@@ -334,27 +347,22 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-fn flawed<const FLAW: u8>(name: &str, check: &'static str, expected: &'static str) -> Trial {
-    trial(name, check, expected, || FabricMutant::<FLAW> { timeout: TIMEOUT })
+fn flawed(flaw: Flaw, name: &str, check: &'static str, expected: &'static str) -> Trial {
+    Trial::test(format!("{check}::{name}"), move || {
+        with_flaw(flaw, || fails(check, expected, FabricMutant { timeout: TIMEOUT }))
+    })
 }
 
-fn trial<H: Harness>(
-    name: &str,
-    check: &'static str,
-    expected: &'static str,
-    harness: impl FnOnce() -> H + Send + 'static,
-) -> Trial {
-    Trial::test(format!("{check}::{name}"), move || {
-        let found = all::<H>().into_iter().find(|candidate| candidate.name == check);
-        let found = found.ok_or_else(|| Failed::from(format!("there is no check {check}")))?;
-        match run_bounded(&Arc::new(harness()), &found) {
-            Ok(()) => Err(Failed::from("the check passes on a backend that breaks its sentence")),
-            Err(failure) if failure.to_string().contains(expected) => Ok(()),
-            Err(failure) => Err(Failed::from(format!(
-                "the failure is {failure:?}, expected a text with {expected:?}"
-            ))),
-        }
-    })
+fn fails(check: &str, expected: &str, harness: impl Harness) -> Result<(), Failed> {
+    let found = all().into_iter().find(|candidate| candidate.name == check);
+    let found = found.ok_or_else(|| Failed::from(format!("there is no check {check}")))?;
+    match run_bounded(&Erased::new(harness), &found) {
+        Ok(()) => Err(Failed::from("the check passes on a backend that breaks its sentence")),
+        Err(failure) if failure.to_string().contains(expected) => Ok(()),
+        Err(failure) => Err(Failed::from(format!(
+            "the failure is {failure:?}, expected a text with {expected:?}"
+        ))),
+    }
 }
 
 fn every_check_has_a_mutant(
@@ -363,7 +371,7 @@ fn every_check_has_a_mutant(
     let names: Vec<String> = trials.iter().map(|trial| trial.name().to_owned()).collect();
     let has = move |check: &str| names.iter().any(|name| name.starts_with(&format!("{check}::")));
     move || {
-        let checks = all::<HostHarness>();
+        let checks = all();
         match checks.iter().find(|check| !has(check.name)) {
             None => Ok(()),
             Some(check) => Err(Failed::from(format!("{check:?} has no mutant that makes it fail"))),

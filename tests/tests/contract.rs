@@ -1,6 +1,5 @@
 //! Checks that the contract's bold sentences and the checks are the same list.
 
-use peerlane_tests::HostHarness;
 use peerlane_tests::checks::all;
 
 const CONTRACT: &str = include_str!("../../hal/CONTRACT.md");
@@ -31,10 +30,8 @@ fn topic_module(title: &str) -> String {
 
 #[test]
 fn every_bold_sentence_is_a_check_and_every_check_a_sentence() {
-    let checks: Vec<String> = all::<HostHarness>()
-        .iter()
-        .map(|check| format!("{} {}", check.topic, check.name))
-        .collect();
+    let checks: Vec<String> =
+        all().iter().map(|check| format!("{} {}", check.topic, check.name)).collect();
     let sentences = sentences();
     let missing: Vec<_> = sentences.iter().filter(|name| !checks.contains(name)).collect();
     assert!(missing.is_empty(), "sentences without a check: {missing:#?}");

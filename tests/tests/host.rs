@@ -64,9 +64,8 @@ fn main() -> ExitCode {
         .with(Layered::new(HostHarness::default(), "streams", |_| StreamLayer::default()))
         .with(Layered::new(HostHarness::default(), "trace", |_| TraceLayer::new(TraceLog::new())))
         .with(Layered::new(HostHarness::default(), "late", |_| late::LateLayer))
-        .with(Erased::new(HostHarness::default()))
-        .with(Erased::new(Layered::new(Erased::new(HostHarness::default()), "trace", |_| {
+        .with(Layered::new(Erased::new(host("host-erased", |_| ())), "trace", |_| {
             TraceLayer::new(TraceLog::new())
-        })))
+        }))
         .run()
 }

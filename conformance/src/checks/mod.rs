@@ -23,6 +23,7 @@ use std::ops::ControlFlow;
 use peerlane_hal::{Caps, CopyEngine, Error, ErrorKind, Fabric, Rank};
 
 use crate::failure::{Failure, Outcome};
+use crate::harness::erased::Erased;
 use crate::harness::{EngineOf, ErrorOf, Harness};
 
 /// Names an ability that a check needs in addition to the four traits.
@@ -47,7 +48,7 @@ pub enum Need {
 }
 
 /// A sentence of the contract with the function that checks it.
-pub struct Check<H: Harness> {
+pub struct Check {
     /// The section of the contract.
     pub topic: &'static str,
     /// The sentence in snake case.
@@ -57,16 +58,16 @@ pub struct Check<H: Harness> {
     /// What the author of a backend should look at first if the check fails: the usual cause in a new backend.
     pub next: &'static str,
     /// Runs the check.
-    pub run: fn(&H) -> Outcome,
+    pub run: fn(&Erased) -> Outcome,
 }
 
-impl<H: Harness> fmt::Debug for Check<H> {
+impl fmt::Debug for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}::{}", self.topic, self.name)
     }
 }
 
-impl<H: Harness> Check<H> {
+impl Check {
     /// Names the sentence of the contract that does not hold, in front of the check's failure, and what to look at next behind
     /// it.
     pub(crate) fn broken(&self, failure: Failure) -> Failure {
@@ -78,21 +79,31 @@ impl<H: Harness> Check<H> {
 }
 
 macro_rules! checks {
-    ($($topic:ident :: $name:ident [$($need:ident),*] $next:literal;)*) => {
+    ($($(<$typed:tt>)? $topic:ident :: $name:ident [$($need:ident),*] $next:literal;)*) => {
         /// Returns all checks, in the order of the contract.
-        pub fn all<H: Harness>() -> Vec<Check<H>> {
+        pub fn all() -> Vec<Check> {
             vec![$(Check {
                 topic: stringify!($topic),
                 name: stringify!($name),
                 needs: &[$(Need::$need),*],
                 next: $next,
-                run: $topic::$name::<H>,
+                run: run!($($typed)? $topic::$name),
             }),*]
         }
     };
 }
 
-// Each check has its needs in brackets, and its `next`: one imperative sentence of at most 140 characters.
+macro_rules! run {
+    ($topic:ident :: $name:ident) => {
+        $topic::$name::<Erased>
+    };
+    (typed $topic:ident :: $name:ident) => {
+        |harness| harness.typed().$name()
+    };
+}
+
+// Each check has its needs in brackets, and its `next`: one imperative sentence of at most 140 characters. A `<typed>` check
+// runs on the fabric with its types.
 checks! {
     order::ops_to_one_peer_take_effect_in_submission_order []
         "Put all ops to one peer into one in-order queue in `submit`, or fence them if the device spreads copies over several.";
@@ -142,9 +153,9 @@ checks! {
         "Create `EngineState` with the same `Caps` that `caps` returns, and call `check_slice` before `submit` queues an op.";
     failure::the_first_error_poisons_the_engine [BreakEngine]
         "Keep the first error with `EngineState::keep`, and return it from `submit`, `completed`, `park` and `release`.";
-    failure::malformed_keys_are_refused []
+    <typed> failure::malformed_keys_are_refused []
         "Bound every field and refuse trailing bytes in `RemoteKey::decode`, and compare the key with its registration in `import`.";
-    failure::a_key_survives_encoding []
+    <typed> failure::a_key_survives_encoding []
         "Read in `RemoteKey::decode` exactly the fields that `encode` writes, and give each registration its own generation.";
     failure::the_key_of_freed_memory_is_refused []
         "Find memory in `import` by the generation of the key, not by its address, and forget it when the region is dropped.";
@@ -287,57 +298,4 @@ impl Abilities {
 /// Returns whether the error only means that the backend is absent on this machine.
 pub(crate) fn is_absent<E: Error>(error: &E) -> bool {
     error.kind() == ErrorKind::Unavailable
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use peerlane_hal::SharedQueues;
-
-    use super::*;
-    use crate::HostHarness;
-
-    #[test]
-    fn every_check_says_in_one_short_sentence_what_to_look_at_next() {
-        let checks = all::<HostHarness>();
-        for check in &checks {
-            let next = check.next;
-            assert!(
-                next.ends_with('.') && !next.contains(". "),
-                "{check:?} is one sentence: {next}"
-            );
-            assert!((2..=140).contains(&next.len()), "{check:?} has {} bytes: {next}", next.len());
-            let code = next.split('`').count();
-            assert!(code >= 3 && code % 2 == 1, "{check:?} names no method or field: {next}");
-        }
-        let different: BTreeSet<_> = checks.iter().map(|check| check.next).collect();
-        assert_eq!(different.len(), checks.len(), "two checks say the same");
-    }
-
-    #[test]
-    fn a_blocked_engine_needs_queues_that_others_can_use() {
-        let missing = |count| {
-            let shared_queues = Some(SharedQueues { count, variable: "QUEUES" });
-            let caps = Caps { shared_queues, ..Caps::new("engine") };
-            let abilities = Abilities { caps, break_engine: false, reduces: false };
-            abilities.missing(&[Need::HardwareQueues])
-        };
-        assert!(missing(7).is_some_and(|reason| reason.contains("fewer than 8 hardware queues")));
-        assert_eq!(missing(8), None);
-    }
-
-    #[test]
-    fn a_broken_check_begins_with_its_sentence_and_ends_with_what_to_look_at_next() {
-        for check in all::<HostHarness>() {
-            let text = check.broken(Failure::new("rank 0 of 1: found 1, expected 2")).to_string();
-            let sentence = check.name.replace('_', " ");
-            let begin = format!(
-                "the backend breaks the contract, section {}, \"{sentence}\": rank 0",
-                check.topic
-            );
-            assert!(text.starts_with(&begin), "{text}");
-            assert!(text.ends_with(&format!("expected 2\nnext: {}", check.next)), "{text}");
-        }
-    }
 }

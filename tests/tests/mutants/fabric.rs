@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use peerlane_hal::{
@@ -11,53 +12,70 @@ use peerlane_hal::{
 use peerlane_host as host;
 use peerlane_tests::Harness;
 
-/// The broken rule; a number, since a key is decoded without an object at hand.
-pub(crate) mod flaw {
+/// The broken rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
     /// Bytes that are no key make a key of nothing.
-    pub(crate) const ANY_BYTES_ARE_A_KEY: u8 = 0;
+    AnyBytesAreAKey,
     /// Bytes that are no key panic.
-    pub(crate) const NO_KEY_PANICS: u8 = 1;
+    NoKeyPanics,
     /// A key that travelled names a byte more.
-    pub(crate) const KEYS_GROW: u8 = 2;
+    KeysGrow,
     /// A refused key opens other memory.
-    pub(crate) const FREED_KEYS_OPEN: u8 = 3;
+    RefusedKeysOpen,
     /// One's own key opens a copy.
-    pub(crate) const ALIASES_ARE_COPIES: u8 = 4;
+    AliasesAreCopies,
     /// Registered memory is other memory.
-    pub(crate) const REGISTERED_IS_COPIED: u8 = 6;
+    RegisteredIsCopied,
     /// A malformed address is connected to nobody.
-    pub(crate) const ANY_ADDRESS_CONNECTS: u8 = 5;
+    AnyAddressConnects,
     /// Flags are as an earlier region left them.
-    pub(crate) const REUSED_AS_IT_WAS: u8 = 7;
+    ReusedAsItWas,
     /// New memory is as an earlier owner left it.
-    pub(crate) const ALLOCATES_DIRTY: u8 = 9;
+    AllocatesDirty,
     /// Any address is taken for one of this device.
-    pub(crate) const ADOPTS_ANY_ADDRESS: u8 = 10;
+    AdoptsAnyAddress,
     /// A key is imported without a connection.
-    pub(crate) const IMPORTS_UNCONNECTED: u8 = 11;
+    ImportsUnconnected,
     /// Flags in memory of the host are refused.
-    pub(crate) const REFUSES_FLAGS_OF_THE_HOST: u8 = 12;
+    RefusesFlagsOfTheHost,
     /// Memory of no bytes is refused.
-    pub(crate) const REFUSES_NO_BYTES: u8 = 13;
+    RefusesNoBytes,
     /// A second connection to a peer is refused.
-    pub(crate) const CONNECTS_ONCE: u8 = 14;
+    ConnectsOnce,
     /// A fabric is reopened as the rank that it was.
-    pub(crate) const REOPENS_AS_ITSELF: u8 = 8;
+    ReopensAsItself,
+}
+
+/// The flaw of all fabrics of this process, because a key is decoded without an object that could hold it.
+static FLAW: Mutex<Option<Flaw>> = Mutex::new(None);
+/// Lets the trials of flaws take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Calls `run` while all fabrics of mutants have the flaw.
+pub(crate) fn with_flaw<T>(flaw: Flaw, run: impl FnOnce() -> T) -> T {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    *FLAW.lock().unwrap() = Some(flaw);
+    run()
+}
+
+fn has(flaw: Flaw) -> bool {
+    *FLAW.lock().unwrap() == Some(flaw)
 }
 
 /// The harness of a broken fabric.
-pub(crate) struct FabricMutant<const FLAW: u8> {
+pub(crate) struct FabricMutant {
     pub(crate) timeout: Duration,
 }
 
-impl<const FLAW: u8> Harness for FabricMutant<FLAW> {
-    type Fabric = Flawed<FLAW>;
+impl Harness for FabricMutant {
+    type Fabric = Flawed;
 
     fn name(&self) -> &str {
         "mutant"
     }
 
-    fn open(&self, rank: Rank, ranks: usize) -> Result<Flawed<FLAW>, host::Error> {
+    fn open(&self, rank: Rank, ranks: usize) -> Result<Flawed, host::Error> {
         let fabric = host::Fabric::open(rank, ranks)?;
         // Memory of a second fabric, since the first cannot be borrowed and wrapped at once.
         Flawed::over(fabric, host::Fabric::open(rank, ranks)?)
@@ -68,12 +86,12 @@ impl<const FLAW: u8> Harness for FabricMutant<FLAW> {
     }
 }
 
-pub(crate) struct Flawed<const FLAW: u8> {
-    memory: FlawedMemory<FLAW>,
+pub(crate) struct Flawed {
+    memory: FlawedMemory,
     fabric: host::Fabric,
 }
 
-impl<const FLAW: u8> Flawed<FLAW> {
+impl Flawed {
     fn over(fabric: host::Fabric, mut own: host::Fabric) -> Result<Self, host::Error> {
         let address = own.address();
         own.connect(own.rank(), &address, Deadline::after(Duration::from_secs(5)))?;
@@ -81,34 +99,33 @@ impl<const FLAW: u8> Flawed<FLAW> {
     }
 }
 
-pub(crate) struct FlawedMemory<const FLAW: u8> {
+pub(crate) struct FlawedMemory {
     own: host::Fabric,
 }
 
 /// `None`: no key, taken for one.
-pub(crate) struct FlawedKey<const FLAW: u8> {
+pub(crate) struct FlawedKey {
     key: Option<host::Key>,
     travelled: bool,
 }
 
-impl<const FLAW: u8> RemoteKey for FlawedKey<FLAW> {
+impl RemoteKey for FlawedKey {
     fn encode(&self) -> Vec<u8> {
         self.key.as_ref().map_or_else(Vec::new, RemoteKey::encode)
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
         let key = host::Key::decode(bytes);
-        match FLAW {
-            flaw::ANY_BYTES_ARE_A_KEY => Ok(Self { key: key.ok(), travelled: true }),
-            flaw::NO_KEY_PANICS => {
-                Ok(Self { key: Some(key.expect("bytes are a key")), travelled: true })
-            }
-            _ => key.map(|key| Self { key: Some(key), travelled: true }),
-        }
+        let key = match key {
+            Err(_) if has(Flaw::AnyBytesAreAKey) => None,
+            Err(error) if has(Flaw::NoKeyPanics) => panic!("bytes are a key: {error}"),
+            key => Some(key?),
+        };
+        Ok(Self { key, travelled: true })
     }
 
     fn region_bytes(&self) -> u64 {
-        let more = u64::from(FLAW == flaw::KEYS_GROW && self.travelled);
+        let more = u64::from(has(Flaw::KeysGrow) && self.travelled);
         self.key.as_ref().map_or(0, RemoteKey::region_bytes) + more
     }
 
@@ -117,7 +134,7 @@ impl<const FLAW: u8> RemoteKey for FlawedKey<FLAW> {
     }
 }
 
-impl<const FLAW: u8> FlawedMemory<FLAW> {
+impl FlawedMemory {
     /// Some memory, only not that of the key.
     fn other(&self, bytes: u64, deadline: Deadline) -> Result<host::Remote, host::Error> {
         let memory = self.own.memory();
@@ -128,18 +145,18 @@ impl<const FLAW: u8> FlawedMemory<FLAW> {
 }
 
 // SAFETY: it breaks the contract only in ways that the checks of this test find, in memory of the test.
-unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
+unsafe impl PeerMemory for FlawedMemory {
     type Error = host::Error;
-    type Key = FlawedKey<FLAW>;
+    type Key = FlawedKey;
     type Local = host::Local;
     type Remote = host::Remote;
 
     fn allocate(&self, bytes: u64, role: Role) -> Result<host::Local, host::Error> {
-        if FLAW == flaw::REFUSES_NO_BYTES && bytes == 0 {
+        if has(Flaw::RefusesNoBytes) && bytes == 0 {
             return Err(host::Error::Argument("there must be a byte".to_owned()));
         }
         let region = self.own.memory().allocate(bytes, role)?;
-        if FLAW == flaw::ALLOCATES_DIRTY && role == Role::Data {
+        if has(Flaw::AllocatesDirty) && role == Role::Data {
             // SAFETY: the region is new, so nobody else accesses its bytes.
             unsafe { region.base().as_ptr().write_bytes(1, region.bytes() as usize) };
         }
@@ -148,21 +165,19 @@ unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
 
     fn allocate_polled_flags(&self, bytes: u64) -> Result<host::Local, host::Error> {
         let flags = self.own.memory().allocate_polled_flags(bytes)?;
-        if FLAW == flaw::REUSED_AS_IT_WAS {
+        if has(Flaw::ReusedAsItWas) {
             flags.flags().into_iter().flatten().for_each(|flag| flag.store(1, Ordering::Release));
         }
         Ok(flags)
     }
 
     unsafe fn adopt(&self, region: &DynRegion, role: Role) -> Result<host::Local, host::Error> {
-        match FLAW {
+        if has(Flaw::AdoptsAnyAddress) {
             // SAFETY: the caller upholds the same contract.
-            flaw::ADOPTS_ANY_ADDRESS => unsafe {
-                self.register(region.base(), region.bytes(), role)
-            },
-            // SAFETY: as above.
-            _ => unsafe { self.own.memory().adopt(region, role) },
+            return unsafe { self.register(region.base(), region.bytes(), role) };
         }
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.own.memory().adopt(region, role) }
     }
 
     unsafe fn register(
@@ -171,11 +186,11 @@ unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
         bytes: u64,
         role: Role,
     ) -> Result<host::Local, host::Error> {
-        if FLAW == flaw::REFUSES_FLAGS_OF_THE_HOST && role == Role::Flags {
+        if has(Flaw::RefusesFlagsOfTheHost) && role == Role::Flags {
             let text = "flags are in memory of the device only".to_owned();
             return Err(host::Error::Argument(text));
         }
-        if FLAW == flaw::REGISTERED_IS_COPIED {
+        if has(Flaw::RegisteredIsCopied) {
             return self.allocate(bytes, role);
         }
         // SAFETY: the caller's promise.
@@ -193,13 +208,11 @@ unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
         deadline: Deadline,
     ) -> Result<host::Remote, host::Error> {
         let Some(inner) = &key.key else { return self.other(1, deadline) };
-        if FLAW == flaw::ALIASES_ARE_COPIES && peer == self.own.rank() {
+        if has(Flaw::AliasesAreCopies) && peer == self.own.rank() {
             return self.other(inner.region_bytes(), deadline);
         }
         match self.own.memory().import(peer, inner, deadline) {
-            Err(error)
-                if FLAW == flaw::FREED_KEYS_OPEN && error.kind() == ErrorKind::InvalidKey =>
-            {
+            Err(error) if has(Flaw::RefusedKeysOpen) && error.kind() == ErrorKind::InvalidKey => {
                 self.other(inner.region_bytes(), deadline)
             }
             answer => answer,
@@ -208,9 +221,9 @@ unsafe impl<const FLAW: u8> PeerMemory for FlawedMemory<FLAW> {
 }
 
 // SAFETY: it breaks the contract only in ways that the checks of this test find, in memory of the test.
-unsafe impl<const FLAW: u8> Fabric for Flawed<FLAW> {
+unsafe impl Fabric for Flawed {
     type Error = host::Error;
-    type Memory = FlawedMemory<FLAW>;
+    type Memory = FlawedMemory;
     type Engine = host::Engine;
 
     fn backend(&self) -> BackendId {
@@ -235,15 +248,13 @@ unsafe impl<const FLAW: u8> Fabric for Flawed<FLAW> {
         address: &[u8],
         deadline: Deadline,
     ) -> Result<(), host::Error> {
-        if FLAW == flaw::CONNECTS_ONCE && self.fabric.link(peer).is_some() {
+        if has(Flaw::ConnectsOnce) && self.fabric.link(peer).is_some() {
             return Err(host::Error::Argument("the rank is connected".to_owned()));
         }
         // The memory's fabric reaches the same peers.
         let connected = self.memory.own.connect(peer, address, deadline);
         match connected.and_then(|()| self.fabric.connect(peer, address, deadline)) {
-            Err(error)
-                if FLAW == flaw::ANY_ADDRESS_CONNECTS && error.kind() == ErrorKind::Mismatch =>
-            {
+            Err(error) if has(Flaw::AnyAddressConnects) && error.kind() == ErrorKind::Mismatch => {
                 Ok(())
             }
             answer => answer,
@@ -255,7 +266,7 @@ unsafe impl<const FLAW: u8> Fabric for Flawed<FLAW> {
     }
 
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, host::Error> {
-        let rank = if FLAW == flaw::REOPENS_AS_ITSELF { self.rank() } else { rank };
+        let rank = if has(Flaw::ReopensAsItself) { self.rank() } else { rank };
         Self::over(self.fabric.reopen(rank, ranks)?, self.memory.own.reopen(rank, ranks)?)
     }
 

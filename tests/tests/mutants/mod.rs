@@ -4,4 +4,4 @@ mod engine;
 mod fabric;
 
 pub(crate) use engine::{EngineMutant, Fault};
-pub(crate) use fabric::{FabricMutant, flaw};
+pub(crate) use fabric::{FabricMutant, Flaw, with_flaw};
