@@ -2,8 +2,9 @@
 //! it, only some time after the ticket is complete.
 //!
 //! Ops with this rank run on the inner engine. What goes to a peer is copied to memory of the engine, which frees its source. A
-//! thread makes the puts and signals from there, in their order, when the delay has passed. A get from a peer waits until the thread
-//! has made all that was submitted before it.
+//! thread makes the puts and signals from there, in their order, when the delay has passed. A put is also held until a signal or a
+//! get is behind it, because nothing else tells a peer that it has arrived, and is dropped with the engine otherwise. A get from a
+//! peer waits until the thread has made all that was submitted before it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -93,6 +94,12 @@ pub(crate) struct Late {
     /// DelayedOps whose sources are not yet copied.
     unready: VecDeque<DelayedOp>,
     delayed_ops: u64,
+    /// The number of the last delayed op that a signal or a get behind it has made due.
+    announced: u64,
+    /// The number of the last delayed op that the thread has got.
+    sent: u64,
+    last: Ticket,
+    is_released: bool,
     /// `None` once the engine is dropped.
     thread: Option<(Sender<Due>, JoinHandle<()>)>,
 }
@@ -118,6 +125,10 @@ impl Late {
             flags,
             unready: VecDeque::new(),
             delayed_ops: 0,
+            announced: 0,
+            sent: 0,
+            last: Ticket::NONE,
+            is_released: false,
             thread: Some((sender, thread)),
         })
     }
@@ -138,13 +149,23 @@ impl Late {
         bytes.next_multiple_of(PLACE_BYTES)
     }
 
-    /// Gives the thread the delayed ops whose sources are copied by now.
+    /// Waits until the thread has made what has left, and drops the rest: the caller may free the regions of a drained engine.
+    fn end_delayed_ops(&mut self) {
+        self.unready.clear();
+        while self.flags.local.flag_value(MADE).expect("a flag of the host") < self.sent {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Gives the thread the delayed ops that are due and whose sources are copied by now.
     fn send_off(&mut self) {
         let staged = self.flags.local.flag_value(STAGED).expect("a flag of the host");
         let due = Instant::now() + DELAY;
-        let ready = self.unready.partition_point(|delayed_op| delayed_op.number <= staged);
+        let last = self.announced.min(staged);
+        let ready = self.unready.partition_point(|delayed_op| delayed_op.number <= last);
         let (sender, _) = self.thread.as_ref().expect("the engine is not dropped");
         for delayed_op in self.unready.drain(..ready) {
+            self.sent = delayed_op.number;
             sender.send((due, delayed_op)).expect("the thread ends after the sender");
         }
     }
@@ -184,7 +205,7 @@ unsafe impl CopyEngine for Late {
         let staging = Aliased::new(&self.own, room, Role::Data).map_err(Error::Inner)?;
         let (staging, flags) = (Arc::new(staging), Arc::clone(&self.flags));
         let (mut slice, mut delayed_ops): (Vec<HostOp<'_>>, Vec<HostOp<'_>>) = Default::default();
-        let mut offset = 0;
+        let (mut offset, mut announced) = (0, self.announced);
         for op in ops {
             let number = self.delayed_ops + delayed_ops.len() as u64;
             let to = At { region: &staging.remote, offset };
@@ -204,10 +225,12 @@ unsafe impl CopyEngine for Late {
                 Op::Signal { flag, .. } if self.is_far(flag.region) => {
                     slice.push(flags.signal(STAGED, number + 1));
                     delayed_ops.push(*op);
+                    announced = number + 1;
                 }
                 Op::Get { src, .. } | Op::GetRows { src, .. } if self.is_far(src.region) => {
                     let flag = Flag { region: &flags.local, word: MADE };
                     slice.extend([Op::Wait { flag, value: number, reset: false }, *op]);
+                    announced = number;
                 }
                 op => slice.push(op),
             }
@@ -225,6 +248,8 @@ unsafe impl CopyEngine for Late {
                 DelayedOp { number: self.delayed_ops, op, _staging: Arc::clone(&staging) };
             self.unready.push_back(delayed_op);
         }
+        self.announced = announced;
+        self.last = ticket;
         self.send_off();
         Ok(ticket)
     }
@@ -232,6 +257,9 @@ unsafe impl CopyEngine for Late {
     fn completed(&mut self) -> Answer<Ticket> {
         let done = self.engine.completed().map_err(Error::Inner)?;
         self.send_off();
+        if self.is_released && done == self.last {
+            self.end_delayed_ops();
+        }
         Ok(done)
     }
 
@@ -249,6 +277,7 @@ unsafe impl CopyEngine for Late {
 
     fn release(&mut self) -> Answer {
         self.state.release();
+        self.is_released = true;
         self.engine.release().map_err(Error::Inner)
     }
 
