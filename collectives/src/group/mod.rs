@@ -15,7 +15,7 @@
 //! | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
 //! | `shared.rs`, `tracker.rs`, `watchdog.rs` | the state of open starts, and how they are watched |
 //! | `family.rs` | the threads that a group shares with the groups split from it |
-//! | `control.rs`, `end.rs` | the decision why a group ends, and its report to the caller |
+//! | `control/`, `end.rs` | the decision why a group ends, and its report to the caller |
 //! | `event.rs` | descriptors and wakers of callers that wait for an end or a start |
 //! | `report.rs` | the report of how an operation runs |
 

@@ -56,7 +56,7 @@ enum Backend {
 
 /// The test programs that only `cargo xtask test --all` runs, and what each adds to the others. They take three
 /// quarters of the time of all tests.
-const LONG: [(&str, &str); 22] = [
+const LONG: [(&str, &str); 20] = [
     ("all_gather_simulation", "all-gathers under many seeds"),
     ("checks_can_fail", "every check against a broken backend"),
     ("cuda", "the contract on CUDA; the tests of its engine run in any case"),
@@ -65,9 +65,7 @@ const LONG: [(&str, &str); 22] = [
     ("cuda_processes", "ranks that are processes, on CUDA"),
     ("kill", "ranks that are killed in every phase"),
     ("mixed_processes", "processes with memory of several kinds"),
-    ("mutation", "plans with an error that the verifier must find"),
     ("program_gpu", "the program on GPUs"),
-    ("property", "every collective and schedule on random topologies"),
     ("rdma", "needs RDMA devices"),
     ("rdma_faults", "needs RDMA devices"),
     ("rdma_mixed", "needs RDMA devices"),
@@ -155,6 +153,9 @@ fn short(since: Option<&str>) -> Outcome {
     println!("not run; `cargo xtask test --all` runs these too:");
     LONG.iter().for_each(|(name, adds)| println!("    {name}: {adds}"));
     LONG_PACKAGES.iter().for_each(|package| println!("    the tests of {package}"));
+    println!(
+        "    most seeds of the simulation, random plans and mutants: also with PEERLANE_SEEDS=20000"
+    );
     println!("    rdma in a virtual machine: also by `cargo xtask test rdma`");
     if !left_out.is_empty() {
         println!("not run, because no change reaches them; `cargo xtask test` runs these too:");
@@ -261,7 +262,7 @@ fn workspace_tests() -> Outcome {
     tests(workspace_commands())
 }
 
-/// Returns the commands for all tests of the workspace, with more seeds than the short tests have.
+/// Returns the commands for all tests of the workspace, with more seeds and random plans than the short tests have.
 fn workspace_commands() -> [Command; 2] {
     let mut programs = cargo(["test", "--workspace"]);
     programs.env("PEERLANE_SEEDS", "20000");

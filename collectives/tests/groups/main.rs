@@ -1,0 +1,38 @@
+//! Tests groups whose ranks are threads over the host backend.
+//!
+//! | module | shows |
+//! | --- | --- |
+//! | `all_gather` | all-gathers over one fabric, captured and not |
+//! | `buffer_plan` | plans of buffers that share memory, and their windows |
+//! | `channel` | one-sided messages between ranks |
+//! | `closed_groups` | closed groups leave no descriptor and no memory behind; in a process of its own, because all of it counts |
+//! | `group_end` | a caller that calls nothing else learns that its group has ended |
+//! | `heap` | operations use the blocks of the heap again; with a limit of descriptors in a process of its own |
+//! | `matrices` | ranges of columns of matrices, on engines with rows and without |
+//! | `order` | ranks that make calls in different orders learn so, and late ranks are not blamed |
+//! | `other_collectives` | all collectives but all-gathers and reductions |
+//! | `reductions` | sums, products and extremes, bit by bit |
+//! | `refusals` | a rank that refuses a call takes part in it, and the group goes on |
+//! | `resize` | starts with lengths and places of their own |
+//! | `shapes` | all-gathers of uneven blocks, lists, tensors and windows |
+//! | `split` | groups that are split from a group; threads and descriptors are counted in a process of its own |
+//! | `tiers` | groups over two fabrics |
+//! | `waiting` | futures, descriptors and limits, and who moves the bytes meanwhile |
+
+mod all_gather;
+mod buffer_plan;
+mod channel;
+mod closed_groups;
+mod group_end;
+mod heap;
+mod matrices;
+mod order;
+mod other_collectives;
+mod reductions;
+mod refusals;
+mod resize;
+mod shapes;
+mod split;
+mod support;
+mod tiers;
+mod waiting;

@@ -1,0 +1,201 @@
+//! Mutates correct plans at random, and compares the verifier with an oracle that runs them.
+//!
+//! The verifier must refuse every plan for which the oracle finds harm, and no correct plan. It may refuse more: it demands
+//! that a plan works with both kinds of flag values, and that every order of events is correct. Each test prints how many it
+//! refuses without harm.
+//!
+//! Each test checks 100 mutants, and 1,000 if `PEERLANE_SEEDS` is set. Only the latter are expected to show every class of
+//! fault, because the rarest are 5 in 1,000.
+
+use std::collections::BTreeMap;
+
+use fastrand::Rng;
+use peerlane_collectives::collective::Collective;
+use peerlane_collectives::plan::{Algorithm, Plan};
+use peerlane_collectives::verify::{FaultClass, verify};
+
+use crate::support::cases::number_of_cases;
+use crate::support::mutants::mutate;
+use crate::support::oracle::{Harm, Oracle};
+use crate::support::plans::{BROADCAST, Form, GATHER, REDUCE, SCATTER, edit};
+
+const SOME_CASES: u64 = 100;
+const ALL_CASES: u64 = 1000;
+/// Oracle runs of a mutant that the verifier accepts.
+const RUNS_ACCEPTED: u64 = 24;
+/// Oracle runs of a refused mutant, for the statistics.
+const RUNS_REFUSED: u64 = 6;
+
+#[derive(Debug, Default)]
+struct Counts {
+    refused: BTreeMap<FaultClass, u64>,
+    refused_without_harm: u64,
+    accepted: u64,
+}
+
+#[test]
+fn broken_direct_plans_are_refused() {
+    check(Form::Direct);
+}
+
+#[test]
+fn broken_ring_plans_are_refused() {
+    check(Form::Ring);
+}
+
+#[test]
+fn broken_plans_with_outputs_in_turn_are_refused() {
+    check(Form::InTurn);
+}
+
+#[test]
+fn broken_plans_with_batched_flags_are_refused() {
+    check(Form::Batched);
+    check(Form::BatchedInTurn);
+}
+
+#[test]
+fn broken_plans_with_a_self_copy_lane_are_refused() {
+    check(Form::SelfCopyLane);
+}
+
+#[test]
+fn broken_plans_with_a_put_lane_are_refused() {
+    check(Form::PutLane);
+}
+
+#[test]
+fn broken_plans_of_one_fabric_are_refused() {
+    check(Form::Flat(Algorithm::Pull));
+    check(Form::Flat(Algorithm::DoubleRing));
+    check(Form::Nodes(Algorithm::Hierarchical));
+}
+
+#[test]
+fn broken_plans_with_a_network_are_refused() {
+    Algorithm::ALL.iter().for_each(|&algorithm| check(Form::Tiers(algorithm)));
+}
+
+#[test]
+fn broken_plans_with_a_network_and_outputs_in_turn_are_refused() {
+    check(Form::TiersInTurn(Algorithm::Ring));
+    check(Form::TiersInTurn(Algorithm::HierarchicalRing));
+}
+
+#[test]
+fn broken_gathers_are_refused() {
+    check(Form::Goal(GATHER, Algorithm::Direct));
+    check(Form::Goal(GATHER, Algorithm::Pull));
+    check(Form::GoalOfTiers(GATHER, Algorithm::Direct));
+}
+
+#[test]
+fn broken_scatters_are_refused() {
+    check(Form::Goal(SCATTER, Algorithm::Direct));
+    check(Form::Goal(SCATTER, Algorithm::Pull));
+    check(Form::GoalOfTiers(SCATTER, Algorithm::Direct));
+}
+
+#[test]
+fn broken_reductions_are_refused() {
+    for collective in [Collective::ReduceScatter, Collective::AllReduce, REDUCE] {
+        check(Form::Goal(collective, Algorithm::Direct));
+        check(Form::GoalInTurn(collective, Algorithm::Direct));
+        check(Form::GoalOfTiers(collective, Algorithm::Direct));
+    }
+}
+
+#[test]
+fn broken_plans_with_flags_of_the_last_start_are_refused() {
+    check(Form::GoalInTurn(GATHER, Algorithm::Direct));
+    check(Form::GoalInTurn(SCATTER, Algorithm::Direct));
+    check(Form::GoalInTurn(BROADCAST, Algorithm::Direct));
+    check(Form::GoalInTurn(BROADCAST, Algorithm::Ring));
+}
+
+#[test]
+fn correct_plans_do_no_harm_and_are_accepted() {
+    for form in Form::ALL {
+        for ranks in 1..=5 {
+            for (chunks, in_place) in [(1, false), (2, true), (3, false)] {
+                let plans = form.plans(ranks, chunks, in_place);
+                let context = format!("{form:?}, {ranks} ranks, {chunks} chunks");
+                verify(&plans).unwrap_or_else(|fault| panic!("{context}: {fault}"));
+                let oracle = oracle(&plans).unwrap();
+                for seed in 0..number_of_cases(4, 20) {
+                    assert_eq!(oracle.run(seed), Ok(()), "{context}, seed {seed}");
+                }
+            }
+        }
+    }
+}
+
+/// A signal publishes only puts to the same peer.
+#[test]
+fn an_arrival_that_another_rank_announces_is_refused() {
+    let mut plans = Form::Direct.plans(3, 1, false);
+    edit(&mut plans[0], "signal arrived 0.0 to 2", "signal arrived 1.0 to 1");
+    edit(
+        &mut plans[1],
+        "wait arrived 2.0",
+        "wait arrived 1.0\n signal arrived 0.0 to 2\n wait arrived 2.0",
+    );
+    assert_eq!(verify(&plans).unwrap_err().class(), FaultClass::Missing);
+    let oracle = oracle(&plans).unwrap();
+    assert_eq!((0..200).find_map(|seed| oracle.run(seed).err()), Some(Harm::WrongBytes));
+}
+
+/// Creates an oracle with blocks that every number of chunks up to 4 divides evenly.
+fn oracle(plans: &[Plan]) -> Result<Oracle, Harm> {
+    Oracle::new(plans, &vec![12; plans.len()], 5)
+}
+
+fn check(form: Form) {
+    let mut counts = Counts::default();
+    let cases = number_of_cases(SOME_CASES, ALL_CASES);
+    for seed in 0..cases {
+        check_mutant(form, seed, &mut counts);
+    }
+    let refused: u64 = counts.refused.values().sum();
+    println!("{form:?}: {cases} mutants, {refused} refused, {counts:?}");
+    // The test is worth nothing if the oracle finds no harm.
+    assert!(counts.refused_without_harm * 2 < refused, "{form:?}: {counts:?}");
+    if cases < ALL_CASES {
+        return;
+    }
+
+    // Only a second lane that waits for peers can be out of reach.
+    let single = |class: &&FaultClass| **class != FaultClass::Unreachable || form == Form::PutLane;
+    // The only source of a direct scatter is the input of the root, which nobody writes.
+    let scatters = [Form::Goal, Form::GoalInTurn, Form::GoalOfTiers]
+        .map(|form| form(SCATTER, Algorithm::Direct));
+    let reads = |class: &&FaultClass| **class != FaultClass::ReadEarly || !scatters.contains(&form);
+    for class in FaultClass::ALL.iter().filter(single).filter(reads) {
+        assert!(counts.refused.contains_key(class), "{form:?}: no mutant is a {class}");
+    }
+}
+
+fn check_mutant(form: Form, seed: u64, counts: &mut Counts) {
+    let mut rng = Rng::with_seed(seed);
+    let (ranks, chunks, in_place) = (rng.u32(1..=5), rng.u32(1..=3), rng.bool());
+    let mut plans = form.plans(ranks, chunks, in_place);
+    let mutations: Vec<String> = (0..rng.u8(1..=2)).map(|_| mutate(&mut plans, &mut rng)).collect();
+    let verdict = verify(&plans);
+    let runs = if verdict.is_ok() { RUNS_ACCEPTED } else { RUNS_REFUSED };
+    let harm = match oracle(&plans) {
+        Ok(oracle) => (0..runs).find_map(|run| oracle.run(seed * runs + run).err()),
+        Err(harm) => Some(harm),
+    };
+    match (verdict, harm) {
+        (Ok(_), Some(harm)) => panic!(
+            "{form:?}, seed {seed}, {ranks} ranks, {chunks} chunks, in place {in_place}: accepted, \
+             but {harm:?} after {mutations:?}"
+        ),
+        (Ok(_), None) => counts.accepted += 1,
+        (Err(fault), harm) => {
+            assert!(!fault.counterexample(&plans).end.is_empty());
+            *counts.refused.entry(fault.class()).or_default() += 1;
+            counts.refused_without_harm += u64::from(harm.is_none());
+        }
+    }
+}
