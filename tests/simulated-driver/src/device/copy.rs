@@ -165,10 +165,28 @@ impl Fill {
 }
 
 /// Returns the size in bytes of the words that a short copy stores one by one, or `None` if the copy is long or not aligned.
-fn word_bytes(dst: u64, src: u64, bytes: u64) -> Option<u64> {
-    let fits = |word: &u64| [dst, src, bytes].iter().all(|it| it.is_multiple_of(*word));
-    [8, 4].into_iter().find(fits).filter(|_| bytes <= WORDWISE_BYTES_MAX)
+const fn word_bytes(dst: u64, src: u64, bytes: u64) -> Option<u64> {
+    if bytes > WORDWISE_BYTES_MAX {
+        return None;
+    }
+    // A power of two divides all of them if it divides all their bits together.
+    match dst | src | bytes {
+        all if all.is_multiple_of(8) => Some(8),
+        all if all.is_multiple_of(4) => Some(4),
+        _ => None,
+    }
 }
+
+// `memmove` stores four bytes twice, and the second store would repeat a signal that its reader has already reset.
+const _: () = {
+    assert!(matches!(word_bytes(0x1000, 0x2008, 8), Some(8)));
+    assert!(matches!(word_bytes(0x1000, 0x2008, 4), Some(4)));
+    assert!(matches!(word_bytes(0x1004, 0x2000, 8), Some(4)));
+    assert!(matches!(word_bytes(0x1000, 0x2000, 12), Some(4)));
+    assert!(word_bytes(0x1000, 0x2000, 72).is_none());
+    assert!(word_bytes(0x1000, 0x2001, 4).is_none());
+    assert!(word_bytes(0x1000, 0x2000, 5).is_none());
+};
 
 /// Copies between two ends that are mapped and at least this long.
 fn move_bytes(dst: u64, src: u64, bytes: u64) {
@@ -192,21 +210,4 @@ fn move_bytes(dst: u64, src: u64, bytes: u64) {
         None => unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, bytes as usize) },
     }
     fence(Ordering::SeqCst);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `memmove` stores four bytes twice, and the second store would repeat a signal that its reader has already reset.
-    #[test]
-    fn the_word_of_a_signal_is_stored_once() {
-        assert_eq!(word_bytes(0x1000, 0x2008, 8), Some(8));
-        for (dst, src, bytes) in [(0x1000, 0x2008, 4), (0x1004, 0x2000, 8), (0x1000, 0x2000, 12)] {
-            assert_eq!(word_bytes(dst, src, bytes), Some(4), "{dst:x} {src:x} {bytes}");
-        }
-        for (dst, src, bytes) in [(0x1000, 0x2000, 72), (0x1000, 0x2001, 4), (0x1000, 0x2000, 5)] {
-            assert_eq!(word_bytes(dst, src, bytes), None, "{dst:x} {src:x} {bytes}");
-        }
-    }
 }

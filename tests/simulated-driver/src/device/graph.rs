@@ -139,23 +139,3 @@ fn chains(nodes: &[Node]) -> Vec<Vec<usize>> {
     }
     chains
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn branches_become_chains() {
-        let session = Session::begin(0);
-        let node = |after: &[usize]| Node {
-            command: Command::Words(Arc::default()),
-            session: session.clone(),
-            after: after.to_vec(),
-        };
-        // One, then two branches of two, then their join.
-        let nodes = [node(&[]), node(&[0]), node(&[0]), node(&[1]), node(&[2]), node(&[3, 4])];
-        assert_eq!(chains(&nodes), [vec![0, 1, 3, 5], vec![2, 4]]);
-        assert!(chains(&[]).is_empty());
-        Program::new(nodes.to_vec(), false).run();
-    }
-}

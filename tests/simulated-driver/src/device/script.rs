@@ -100,17 +100,3 @@ pub(crate) fn read(text: &str) -> Result<(), String> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_come_in_their_turn() {
-        read("a:1:700,b:0:9999:always").unwrap();
-        assert_eq!([begin("a"), begin("a"), begin("a")], [None, Some(700), None]);
-        assert_eq!([begin("b"), begin("b")], [Some(9999), Some(9999)]);
-        assert_eq!(count("a"), 3);
-        assert!(read("a:now").unwrap_err().contains("expected CALL:AFTER:CODE"));
-    }
-}

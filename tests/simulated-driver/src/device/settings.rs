@@ -227,28 +227,3 @@ fn parse(name: &str, text: &str, values: Values) -> Result<u64, String> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_setting_stands_at_its_own_place() {
-        for (place, (setting, name, _)) in Setting::ALL.iter().enumerate() {
-            assert_eq!(*setting as usize, place, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_wrong_value_says_what_was_wanted() {
-        assert_eq!(
-            change("DEVICES", "many").unwrap_err(),
-            "PEERLANE_SIM_DEVICES=many: expected a number from 0 to 16"
-        );
-        assert_eq!(
-            change("P2P", "yes").unwrap_err(),
-            "PEERLANE_SIM_P2P=yes: expected one of off, on"
-        );
-        assert!(change("WINGS", "2").is_err());
-    }
-}

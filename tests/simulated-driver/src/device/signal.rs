@@ -26,6 +26,12 @@ struct SignalLayout {
     more: [AtomicU64; 2],
 }
 
+const _: () = {
+    assert!(size_of::<SignalLayout>() == 64);
+    assert!(std::mem::offset_of!(SignalLayout, value) == 8);
+    assert!(std::mem::offset_of!(SignalLayout, start) == 32);
+};
+
 #[derive(Debug)]
 enum Held {
     Own(Box<SignalLayout>),
@@ -49,7 +55,7 @@ pub(crate) enum Condition {
 }
 
 impl Condition {
-    fn holds(self, value: i64, with: i64) -> bool {
+    const fn holds(self, value: i64, with: i64) -> bool {
         match self {
             Self::Equal => value == with,
             Self::Other => value != with,
@@ -58,6 +64,12 @@ impl Condition {
         }
     }
 }
+
+const _: () = {
+    assert!(Condition::Less.holds(-1, 0) && !Condition::Less.holds(0, 0));
+    assert!(Condition::AtLeast.holds(0, 0) && !Condition::AtLeast.holds(-1, 0));
+    assert!(Condition::Equal.holds(3, 3) && Condition::Other.holds(3, 4));
+};
 
 impl Signal {
     /// Creates a signal and returns its handle.
@@ -182,38 +194,6 @@ impl Drop for Signal {
     fn drop(&mut self) {
         if let Held::Shared(address, _) = self.0 {
             AddressSpace::unmap_foreign(address, SHARED_BYTES);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_signal_has_the_layout_of_the_vendor() {
-        assert_eq!(size_of::<SignalLayout>(), 64);
-        assert_eq!(std::mem::offset_of!(SignalLayout, value), 8);
-        assert_eq!(std::mem::offset_of!(SignalLayout, start), 32);
-    }
-
-    #[test]
-    fn conditions_are_of_signed_values() {
-        assert!(Condition::Less.holds(-1, 0) && !Condition::Less.holds(0, 0));
-        assert!(Condition::AtLeast.holds(0, 0) && !Condition::AtLeast.holds(-1, 0));
-        assert!(Condition::Equal.holds(3, 3) && Condition::Other.holds(3, 4));
-    }
-
-    #[test]
-    fn a_handle_is_good_until_it_is_given_up() {
-        for shared in [false, true] {
-            let handle = Signal::create(5, shared).unwrap();
-            let signal = Signal::find(handle).unwrap();
-            signal.add(-2);
-            assert_eq!((signal.load(), signal.name().is_some()), (3, shared));
-            assert_eq!(signal.value_address(), handle + 8);
-            assert!(Signal::destroy(handle) && !Signal::destroy(handle));
-            assert_eq!(signal.load(), 3, "kept by who waits for it");
         }
     }
 }

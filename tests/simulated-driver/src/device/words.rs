@@ -50,7 +50,7 @@ impl Width {
 }
 
 impl Compare {
-    pub(crate) fn passes(self, width: Width, seen: u64, value: u64) -> bool {
+    pub(crate) const fn passes(self, width: Width, seen: u64, value: u64) -> bool {
         match (self, width) {
             (Self::AtLeast, Width::Eight) => seen.wrapping_sub(value).cast_signed() >= 0,
             (Self::AtLeast, Width::Four) => {
@@ -63,6 +63,23 @@ impl Compare {
         }
     }
 }
+
+const _: () = {
+    let four = u32::MAX as u64;
+    // 2 comes after the largest word, and the largest word before 2.
+    assert!(Compare::AtLeast.passes(Width::Eight, 2, u64::MAX));
+    assert!(!Compare::AtLeast.passes(Width::Eight, u64::MAX, 2));
+    assert!(Compare::AtLeast.passes(Width::Eight, 1 << 63, 1));
+    assert!(!Compare::AtLeast.passes(Width::Eight, (1 << 63) + 1, 1));
+    assert!(Compare::AtLeast.passes(Width::Four, 1, four));
+    assert!(!Compare::AtLeast.passes(Width::Four, four, 1));
+    assert!(Compare::Equal.passes(Width::Eight, 7, 7));
+    assert!(!Compare::Equal.passes(Width::Eight, 8, 7));
+    assert!(Compare::And.passes(Width::Eight, 6, 2) && !Compare::And.passes(Width::Eight, 4, 2));
+    assert!(Compare::Nor.passes(Width::Eight, 1, 2));
+    assert!(!Compare::Nor.passes(Width::Eight, u64::MAX, 0));
+    assert!(!Compare::Nor.passes(Width::Four, four, 0));
+};
 
 impl Word {
     /// Runs the operation. A wait ends early if the session breaks.
@@ -134,33 +151,5 @@ fn store(_held: &Range, word: Word) {
             let place = unsafe { AtomicU64::from_ptr(word.address as *mut u64) };
             place.store(word.value, Ordering::SeqCst);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn at_least_is_cyclic() {
-        let passes = |seen, value| Compare::AtLeast.passes(Width::Eight, seen, value);
-        assert!(passes(5, 5) && passes(6, 5) && !passes(4, 5));
-        assert!(passes(2, u64::MAX), "2 comes after the largest word");
-        assert!(!passes(u64::MAX, 2));
-        assert!(passes(1 << 63, 1) && !passes((1 << 63) + 1, 1));
-        assert!(Compare::AtLeast.passes(Width::Four, 1, u64::from(u32::MAX)));
-        assert!(!Compare::AtLeast.passes(Width::Four, u64::from(u32::MAX), 1));
-    }
-
-    #[test]
-    fn the_other_comparisons() {
-        assert!(Compare::Equal.passes(Width::Eight, 7, 7));
-        assert!(!Compare::Equal.passes(Width::Eight, 8, 7));
-        assert!(
-            Compare::And.passes(Width::Eight, 6, 2) && !Compare::And.passes(Width::Eight, 4, 2)
-        );
-        assert!(Compare::Nor.passes(Width::Eight, 1, 2));
-        assert!(!Compare::Nor.passes(Width::Eight, u64::MAX, 0));
-        assert!(!Compare::Nor.passes(Width::Four, u64::from(u32::MAX), 0));
     }
 }

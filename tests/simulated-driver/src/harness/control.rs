@@ -64,6 +64,15 @@ pub fn install() -> Driver {
     })
 }
 
+/// As [`install`], also under the names of the newest release of ROCm, for a process that uses both.
+///
+/// # Panics
+/// If there is no library, or another one was loaded first.
+pub fn install_all() -> Driver {
+    // The library looks for its other names beside itself.
+    load(&super::folder_of_all().join(NAMES[0]), &super::rocm::names_of_all())
+}
+
 /// As [`install`], from a folder of [`super::without_symbols`]; one process can load only one.
 ///
 /// # Panics

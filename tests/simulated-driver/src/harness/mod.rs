@@ -2,11 +2,13 @@
 
 mod control;
 mod library;
+mod mesh;
 mod other;
 mod patch;
 mod rocm;
 
-pub use control::{Driver, install, install_from};
+pub use control::{Driver, install, install_all, install_from};
 pub use library::{library, library_folder, without_symbols};
-pub use other::{Other, hear, tell};
+pub use mesh::connected;
+pub use other::{Other, hear, in_own_process, tell};
 pub use rocm::{Rocm, folder_of_all};

@@ -1,8 +1,10 @@
-//! Starts a second process for tests: the same test program, which runs one ignored test.
+//! Starts a second process for tests: the same test program, which runs one test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+/// Names the test for which [`in_own_process`] has started a process.
+const OWN_TEST: &str = "PEERLANE_TEST_IN_OWN_PROCESS";
 /// Begins the lines that the other process tells.
 const MARK: &str = "tell:";
 
@@ -83,6 +85,36 @@ impl Other {
         self.child.kill().expect("the other process is killed");
         self.child.wait().expect("the other process ends");
     }
+}
+
+/// Runs a test in a process of its own: starts the program again for the test that calls this, and there runs the
+/// closure.
+///
+/// A process loads one driver, tries each ability of a device once, and keeps a broken device.
+///
+/// # Panics
+/// If the test fails there, or if the closure is not written in the test function itself.
+pub fn in_own_process<T: FnOnce()>(test: T) {
+    // A closure has the path of its function: `program::module::test::{{closure}}`.
+    let path = std::any::type_name::<T>();
+    let function = path.strip_suffix("::{{closure}}").expect("a closure of a test function");
+    let (_, name) = function.split_once("::").expect("a path begins with the program");
+
+    if std::env::var(OWN_TEST).is_ok_and(|own| own == name) {
+        return test();
+    }
+    let program = std::env::current_exe().expect("a test program has a path");
+    let output = Command::new(program)
+        .args(["--exact", name, "--include-ignored", "--nocapture"])
+        .env(OWN_TEST, name)
+        .output()
+        .expect("the test program starts again");
+
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    // A name that is no test's lets the program end with success.
+    let has_passed = output.status.success() && text.contains("test result: ok. 1 passed");
+    assert!(has_passed, "in its own process: {}\n{text}{errors}", output.status);
 }
 
 /// In the other process: tells bytes.

@@ -67,15 +67,3 @@ fn word(bytes: &[u8], at: usize) -> Option<usize> {
 fn half(bytes: &[u8], at: usize) -> Option<usize> {
     Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?).into())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_no_library_is_refused() {
-        assert!(hide(&mut b"not a library".to_vec(), "cuInit").is_err());
-        assert!(hide(&mut b"\x7fELF\x02".to_vec(), "cuInit").is_err());
-        assert_eq!(own(&mut [0; 512], "A=1"), Err("it has no mark for settings".to_owned()));
-    }
-}

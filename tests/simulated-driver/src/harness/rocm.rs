@@ -1,7 +1,7 @@
 //! Creates installations of ROCm: folders with the library under the names of one release, without
 //! the symbols of later releases.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::library::{Copied, whole};
 use super::{Driver, control};
@@ -154,31 +154,12 @@ fn hsa_file(release: u32) -> &'static str {
 /// If the folder cannot be made beside the library.
 #[must_use]
 pub fn folder_of_all() -> PathBuf {
-    let mut names = Rocm::release("7.2").names();
-    names.extend(super::library::NAMES.map(str::to_owned));
-    let folder: &Path = &whole("all", &names);
-    folder.to_owned()
+    whole("all", &names_of_all())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn releases_have_their_names_and_symbols() {
-        let old = Rocm::release("5.7");
-        assert_eq!(old.names()[..2], ["libamdhip64.so.5.7.43482", "libamdhip64.so.5"]);
-        assert_eq!(old.names()[3], "libhsa-runtime64.so.1.11.0");
-        assert_eq!(old.missing().len(), NEW_SYMBOLS.len());
-        assert!(Rocm::release("7.2").missing().is_empty());
-        let mixed = Rocm::release("7.2").hsa(Some("6.1")).without(&["hipFree"]);
-        assert_eq!(mixed.missing(), ["hsa_amd_memory_get_preferred_copy_engine", "hipFree"]);
-        assert_eq!(Rocm::release("6.4").hip(None).names()[0], "libhsa-runtime64.so.1.15.0");
-    }
-
-    #[test]
-    #[should_panic(expected = "six is no release of ROCm; expected one such as 6.4")]
-    fn a_word_is_no_release() {
-        let _ = Rocm::release("six");
-    }
+/// The names of the library for processes that use ROCm 7.2 and CUDA.
+pub(super) fn names_of_all() -> Vec<String> {
+    let mut names = Rocm::release("7.2").names();
+    names.extend(super::library::NAMES.map(str::to_owned));
+    names
 }

@@ -27,26 +27,3 @@ pub(crate) fn parse(
     }
     visible
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::runtime::pci::uuid_text;
-
-    fn visible(selection: &str) -> Vec<u32> {
-        parse(Some(selection), &[0, 1, 2, 3], uuid_text)
-    }
-
-    #[test]
-    fn visible_devices_are_parsed_as_the_vendors_do() {
-        assert_eq!(parse(None, &[0, 1, 2], uuid_text), [0, 1, 2]);
-        assert_eq!(visible("3,1"), [3, 1]);
-        assert_eq!(visible("1,9,2"), [1]);
-        assert_eq!(visible("-1"), []);
-        assert_eq!(visible(""), []);
-        assert_eq!(visible("2,2"), []);
-        assert_eq!(visible(&uuid_text(2)), [2]);
-        assert_eq!(visible("GPU-0000"), []);
-        assert_eq!(parse(Some("1"), &[3, 2], uuid_text), [2]);
-    }
-}

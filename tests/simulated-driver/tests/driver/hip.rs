@@ -1,141 +1,206 @@
-//! Calls HIP as its users do: symbols of `libamdhip64.so.7`, results as numbers.
+//! Tests what HIP does differently from CUDA. What both do alike is tested with CUDA's symbols.
 
-#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
+use std::time::Duration;
 
-use std::ffi::c_int;
-use std::sync::Once;
+use crate::api::hip::*;
 
-use super::{Alone, Answer, alone, c_symbol};
-use peerlane_simulated_driver::Rocm;
-
-/// The address of a symbol in whatever `libamdhip64.so.7` is now.
-pub(crate) fn symbol(name: &str) -> *mut std::ffi::c_void {
-    c_symbol("libamdhip64.so.7", name)
+fn blocked(stream: usize) -> bool {
+    std::thread::sleep(Duration::from_millis(10));
+    query(stream) == Err(600)
 }
 
-/// Calls a symbol: `hip!(hipInit(0 => u32))`.
-macro_rules! hip {
-    ($name:ident($($argument:expr => $type:ty),* $(,)?)) => {
-        crate::driver::call!(crate::driver::hip::symbol, $name($($argument => $type),*))
-    };
-}
-pub(crate) use hip;
-
-pub(crate) const NO_CU: c_int = 1024;
-pub(crate) const DEVICE_TO_DEVICE: c_int = 3;
-pub(crate) const DEFAULT: c_int = 4;
-
-/// Starts ROCm 7.2 on a machine of six devices with small units of virtual memory.
-pub(crate) fn start() -> Alone {
-    static START: Once = Once::new();
-    let driver = alone(|| Rocm::release("7.2").install());
-    START.call_once(|| {
-        driver.set("GRANULARITY_KIB", "64");
-        driver.set("PATIENCE_MS", "20000");
-        driver.set("DEVICES", "6");
-        hip!(hipInit(0 => u32)).expect("the simulated runtime starts");
+#[test]
+fn a_thread_begins_on_the_first_device() {
+    let _driver = start();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut device = -1;
+            hip!(hipGetDevice(&mut device => &mut i32)).unwrap();
+            assert_eq!(device, 0);
+            let memory = malloc(64).unwrap();
+            use_device(3);
+            let mut attributes = [0_u64; 4];
+            hip!(hipPointerGetAttributes(&mut attributes => &mut [u64; 4], memory => u64)).unwrap();
+            assert_eq!(attributes[0], 2, "memory of device 0");
+            assert_eq!(attributes[1], memory);
+            assert_eq!(hip!(hipSetDevice(6 => i32)), Err(101));
+            hip!(hipGetDevice(&mut device => &mut i32)).unwrap();
+            assert_eq!(device, 3);
+        });
     });
-    driver
 }
 
-pub(crate) fn use_device(device: c_int) {
-    hip!(hipSetDevice(device => c_int)).unwrap();
-}
-
-pub(crate) fn malloc(bytes: usize) -> Answer<u64> {
-    let mut address = u64::MAX;
-    hip!(hipMalloc(&mut address => &mut u64, bytes => usize)).map(|()| address)
-}
-
-pub(crate) fn malloc_with(bytes: usize, flags: u32) -> Answer<u64> {
-    let mut address = 0;
-    hip!(hipExtMallocWithFlags(&mut address => &mut u64, bytes => usize, flags => u32))
-        .map(|()| address)
-}
-
-pub(crate) fn free(address: u64) -> Answer {
-    hip!(hipFree(address => u64))
-}
-
-pub(crate) fn new_stream() -> usize {
-    let mut stream = 0;
-    hip!(hipStreamCreateWithFlags(&mut stream => &mut usize, 1 => u32)).unwrap();
-    stream
-}
-
-pub(crate) fn sync(stream: usize) -> Answer {
-    hip!(hipStreamSynchronize(stream => usize))
-}
-
-pub(crate) fn query(stream: usize) -> Answer {
-    hip!(hipStreamQuery(stream => usize))
-}
-
-pub(crate) fn copy(dst: u64, src: u64, bytes: usize, kind: c_int, stream: usize) -> Answer {
-    hip!(hipMemcpyAsync(
-        dst => u64, src => u64, bytes => usize, kind => c_int, stream => usize,
-    ))
-}
-
-pub(crate) fn download(src: u64, bytes: usize, stream: usize) -> Answer<Vec<u8>> {
-    let mut found = vec![0_u8; bytes];
-    copy(found.as_mut_ptr() as u64, src, bytes, 2, stream)?;
-    sync(stream)?;
-    Ok(found)
-}
-
-pub(crate) fn word_at(address: u64) -> u64 {
-    let found = download(address, 8, new_stream()).unwrap();
-    u64::from_le_bytes(found.try_into().unwrap())
-}
-
-pub(crate) fn fill(address: u64, byte: u8, bytes: usize, stream: usize) -> Answer {
-    hip!(hipMemsetD8Async(address => u64, byte => u8, bytes => usize, stream => usize))
-}
-
-/// New memory of zeros, there when this returns.
-pub(crate) fn zeros(bytes: usize) -> u64 {
-    let (memory, stream) = (malloc(bytes).unwrap(), new_stream());
-    fill(memory, 0, bytes, stream).unwrap();
+#[test]
+fn copies_of_every_kind_move_bytes() {
+    let _driver = start();
+    use_device(0);
+    let stream = new_stream();
+    let (from, to) = (zeros(4096), zeros(4096));
+    for (round, kind) in (1..).zip([DEVICE_TO_DEVICE, DEFAULT, NO_CU]) {
+        fill(from, round, 4096, stream).unwrap();
+        copy(to, from, 4096, kind, stream).unwrap();
+        assert_eq!(download(to, 4096, stream).unwrap(), [round; 4096]);
+    }
+    assert_eq!(copy(to, from, 64, 77, stream), Err(1));
+    hip!(hipMemcpyDtoDAsync(to => u64, from => u64, 8 => usize, stream => usize)).unwrap();
     sync(stream).unwrap();
-    memory
 }
 
-pub(crate) fn write_word(stream: usize, address: u64, value: u64) -> Answer {
-    hip!(hipStreamWriteValue64(stream => usize, address => u64, value => u64, 0 => u32))
+#[test]
+fn a_copy_without_compute_units_may_do_nothing() {
+    let driver = start();
+    use_device(0);
+    let stream = new_stream();
+    let (from, to) = (malloc(64).unwrap(), zeros(64));
+    driver.set("NO_CU", "drop");
+    copy(to, from, 64, NO_CU, stream).unwrap();
+    assert_eq!(download(to, 64, stream).unwrap(), [0; 64], "no error, and nothing copied");
+    driver.set("NO_CU", "refuse");
+    assert_eq!(copy(to, from, 64, NO_CU, stream), Err(801));
+    driver.set("NO_CU", "works");
 }
 
-/// Waits for at least the value, in the bits of the mask.
-pub(crate) fn wait_word(stream: usize, address: u64, value: u64, mask: u64) -> Answer {
-    hip!(hipStreamWaitValue64(
-        stream => usize, address => u64, value => u64, 0 => u32, mask => u64,
+#[test]
+fn a_wait_looks_at_the_bits_of_its_mask() {
+    let _driver = start();
+    use_device(0);
+    let (memory, stream, other) = (zeros(64), new_stream(), new_stream());
+    wait_word(stream, memory, 2, 0xff).unwrap();
+    write_word(other, memory, 0x100).unwrap();
+    sync(other).unwrap();
+    assert!(blocked(stream), "what is outside of the mask does not count");
+    write_word(other, memory, 0x102).unwrap();
+    sync(stream).unwrap();
+}
+
+#[test]
+fn a_strict_machine_waits_on_signal_memory_only() {
+    let driver = start();
+    use_device(0);
+    let stream = new_stream();
+    let (plain, signal) = (zeros(64), malloc_with(8, 2).unwrap());
+    assert_eq!(malloc_with(16, 2), Err(1), "signals are of 8 bytes");
+    driver.set("WAIT_MEMORY", "signal");
+    assert_eq!(wait_word(stream, plain, 0, u64::MAX), Err(1));
+    write_word(stream, signal, 5).unwrap();
+    wait_word(stream, signal, 5, u64::MAX).unwrap();
+    sync(stream).unwrap();
+    driver.set("WAIT_MEMORY", "any");
+    free(signal).unwrap();
+}
+
+#[test]
+fn giving_memory_back_waits_for_the_device() {
+    let driver = start();
+    use_device(1);
+    let (memory, flag, stream) = (zeros(64), zeros(8), new_stream());
+    wait_word(stream, flag, 1, u64::MAX).unwrap();
+    std::thread::scope(|scope| {
+        let freed = scope.spawn(|| free(memory));
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!freed.is_finished(), "a stream of the device waits");
+        write_word(new_stream(), flag, 1).unwrap();
+        freed.join().unwrap().unwrap();
+    });
+    driver.set("FREE_WAITS", "off");
+    wait_word(stream, flag, 2, u64::MAX).unwrap();
+    free(malloc(64).unwrap()).unwrap();
+    write_word(new_stream(), flag, 2).unwrap();
+    driver.set("FREE_WAITS", "on");
+}
+
+#[test]
+fn no_bytes_get_no_address() {
+    let _driver = start();
+    assert_eq!(malloc(0), Ok(0));
+    assert_eq!(free(0), Ok(()));
+}
+
+#[test]
+fn peers_are_reached_once_access_is_enabled() {
+    let driver = start();
+    use_device(2);
+    let theirs = zeros(64);
+    use_device(4);
+    let (own, stream) = (malloc(64).unwrap(), new_stream());
+    fill(own, 7, 64, stream).unwrap();
+    hip!(hipDeviceEnablePeerAccess(2 => i32, 0 => u32)).unwrap();
+    assert_eq!(hip!(hipDeviceEnablePeerAccess(2 => i32, 0 => u32)), Err(704));
+    hip!(hipMemcpyPeerAsync(
+        theirs => u64, 2 => i32, own => u64, 4 => i32, 64 => usize, stream => usize,
     ))
+    .unwrap();
+    assert_eq!(download(theirs, 64, stream).unwrap(), [7; 64]);
+    driver.set("P2P", "off");
+    let mut can = -1;
+    hip!(hipDeviceCanAccessPeer(&mut can => &mut i32, 4 => i32, 3 => i32)).unwrap();
+    assert_eq!(can, 0);
+    assert_eq!(hip!(hipDeviceEnablePeerAccess(3 => i32, 0 => u32)), Err(217));
+    driver.set("P2P", "on");
 }
 
-pub(crate) type Handle = [u8; 64];
-
-pub(crate) fn handle_of(address: u64) -> Answer<Handle> {
-    let mut handle = [0; 64];
-    hip!(hipIpcGetMemHandle(&mut handle => &mut Handle, address => u64)).map(|()| handle)
+#[test]
+fn links_and_addresses_are_those_of_the_machine() {
+    let driver = start();
+    driver.set("HIVE", "3");
+    let link = |from: i32, to: i32| {
+        let (mut kind, mut hops) = (0, 0);
+        hip!(hipExtGetLinkTypeAndHopCount(
+            from => i32, to => i32, &mut kind => &mut u32, &mut hops => &mut u32,
+        ))
+        .map(|()| (kind, hops))
+    };
+    assert_eq!(link(0, 2), Ok((4, 1)), "XGMI");
+    assert_eq!(link(0, 3), Ok((2, 3)), "PCIe, over both processors");
+    assert_eq!(link(1, 1), Err(1));
+    driver.set("HIVE", "16");
+    assert_eq!(pci_id(5), "0000:15:00.0");
+    let mut uuid = [0_u8; 16];
+    hip!(hipDeviceGetUuid(&mut uuid => &mut [u8; 16], 1 => i32)).unwrap();
+    assert_eq!(&uuid, b"53494d5500000001");
+    let mut bus = 0;
+    hip!(hipDeviceGetAttribute(&mut bus => &mut i32, 67 => i32, 1 => i32)).unwrap();
+    assert_eq!(bus, 0x11);
 }
 
-/// By value, as HIP takes it.
-#[repr(C)]
-pub(crate) struct ByValue(pub(crate) Handle);
-
-pub(crate) fn open(handle: Handle) -> Answer<u64> {
-    let mut address = 0;
-    hip!(hipIpcOpenMemHandle(&mut address => &mut u64, ByValue(handle) => ByValue, 1 => u32))
-        .map(|()| address)
+#[test]
+fn the_last_error_stays_until_it_is_asked_for() {
+    let _driver = start();
+    let _ = hip!(hipGetLastError());
+    assert_eq!(hip!(hipSetDevice(99 => i32)), Err(101));
+    assert_eq!(hip!(hipSetDevice(0 => i32)), Ok(()));
+    assert_eq!(hip!(hipPeekAtLastError()), Err(101));
+    assert_eq!(hip!(hipGetLastError()), Err(101));
+    assert_eq!(hip!(hipGetLastError()), Ok(()));
+    let name = symbol("hipGetErrorName");
+    // SAFETY: this is the declaration of the function in hip_runtime_api.h.
+    let name = unsafe {
+        std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn(i32) -> *const std::ffi::c_char>(
+            name,
+        )
+    };
+    let text = |code| {
+        // SAFETY: names are of the whole life of the library.
+        unsafe { std::ffi::CStr::from_ptr(name(code)) }.to_str().unwrap()
+    };
+    assert_eq!([text(700), text(12_345)], ["hipErrorIllegalAddress", "hipErrorUnknown"]);
 }
 
-pub(crate) fn close(address: u64) -> Answer {
-    hip!(hipIpcCloseMemHandle(address => u64))
-}
-
-pub(crate) fn pci_id(device: c_int) -> String {
-    let mut text = [0_u8; 32];
-    hip!(hipDeviceGetPCIBusId(&mut text => &mut [u8; 32], 32 => c_int, device => c_int)).unwrap();
-    let end = text.iter().position(|byte| *byte == 0).unwrap();
-    String::from_utf8(text[..end].to_vec()).unwrap()
+#[test]
+fn memory_goes_to_network_cards_by_its_base() {
+    let driver = start();
+    use_device(0);
+    let memory = malloc(1 << 16).unwrap();
+    let export = |address: u64| {
+        let mut fd = -1;
+        hip!(hipMemGetHandleForAddressRange(
+            &mut fd => &mut i32, address => u64, 4096 => usize, 1 => i32, 0 => u64,
+        ))
+        .map(|()| fd)
+    };
+    assert!(export(memory).is_ok_and(|fd| fd >= 0));
+    assert_eq!(export(memory + 4096), Err(1));
+    driver.set("DMABUF", "off");
+    assert_eq!(export(memory), Err(801));
+    driver.set("DMABUF", "on");
 }

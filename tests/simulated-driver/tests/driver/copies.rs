@@ -1,8 +1,8 @@
 //! Tests copies, fills and copy engines.
 
-mod driver;
+use peerlane_simulated_driver::in_own_process;
 
-use driver::*;
+use crate::api::*;
 
 #[test]
 fn bytes_go_there_and_back() {
@@ -29,20 +29,22 @@ fn new_memory_is_not_zero() {
 
 #[test]
 fn copies_take_turns_at_the_engines() {
-    let driver = start();
-    use_device(3);
-    driver.set("COPY_DELAY_US", "1000000");
-    let streams: Vec<usize> = (0..5).map(|_| new_stream()).collect();
-    let memory = alloc(4096).unwrap();
-    for (at, stream) in streams.iter().enumerate() {
-        copy(memory + at as u64 * 64, memory + 2048, 64, *stream).unwrap();
-    }
-    assert_eq!(query(streams[0]), Err(600));
-    streams.iter().for_each(|stream| sync(*stream).unwrap());
-    driver.set("COPY_DELAY_US", "0");
-    assert_eq!(driver.counter("most_copies_running", Some(3)), 3);
-    assert_eq!(driver.counter("most_copies_at_once", Some(3)), 5);
-    assert_eq!(driver.counter("copies_that_waited", Some(3)), 2);
+    in_own_process(|| {
+        let driver = start();
+        use_device(3);
+        driver.set("COPY_DELAY_US", "1000000");
+        let streams: Vec<usize> = (0..5).map(|_| new_stream()).collect();
+        let memory = alloc(4096).unwrap();
+        for (at, stream) in streams.iter().enumerate() {
+            copy(memory + at as u64 * 64, memory + 2048, 64, *stream).unwrap();
+        }
+        assert_eq!(query(streams[0]), Err(600));
+        streams.iter().for_each(|stream| sync(*stream).unwrap());
+        driver.set("COPY_DELAY_US", "0");
+        assert_eq!(driver.counter("most_copies_running", Some(3)), 3);
+        assert_eq!(driver.counter("most_copies_at_once", Some(3)), 5);
+        assert_eq!(driver.counter("copies_that_waited", Some(3)), 2);
+    });
 }
 
 #[test]

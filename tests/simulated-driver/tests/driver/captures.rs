@@ -1,13 +1,11 @@
 //! Tests captures, and graphs that are launched repeatedly.
 
-mod driver;
-
 use std::time::{Duration, Instant};
 
-use driver::graph::{
+use crate::api::graph::{
     GLOBAL, RELAXED, THREAD_LOCAL, begin, end, instantiate, launch, order, status,
 };
-use driver::*;
+use crate::api::*;
 
 /// Memory full of zeros, and two streams.
 fn bench(device: i32) -> (u64, usize, usize) {

@@ -1,9 +1,9 @@
 //! Tests virtual memory management, and the attributes of addresses.
 
-mod driver;
+use peerlane_simulated_driver::in_own_process;
 
-use driver::vmm::{Block, POSIX_FD, map, reserve, set_access, unmap, unreserve};
-use driver::*;
+use crate::api::vmm::{Block, POSIX_FD, map, reserve, set_access, unmap, unreserve};
+use crate::api::*;
 
 const UNIT: usize = 64 << 10;
 
@@ -83,17 +83,19 @@ fn a_mapping_outlives_the_handle() {
 
 #[test]
 fn without_access_a_copy_breaks_the_context() {
-    let _driver = start();
-    use_device(3);
-    let stream = new_stream();
-    let block = Block::new(2, UNIT, 0).unwrap();
-    let address = reserve(UNIT);
-    map(address, UNIT, block.handle).unwrap();
-    let own = alloc(64).unwrap();
-    assert_eq!(write_word(stream, address, 1), Err(1));
-    copy(address, own, 64, stream).unwrap();
-    assert_eq!(sync(stream), Err(700));
-    assert_eq!(alloc(64), Err(700), "for good");
+    in_own_process(|| {
+        let _driver = start();
+        use_device(3);
+        let stream = new_stream();
+        let block = Block::new(2, UNIT, 0).unwrap();
+        let address = reserve(UNIT);
+        map(address, UNIT, block.handle).unwrap();
+        let own = alloc(64).unwrap();
+        assert_eq!(write_word(stream, address, 1), Err(1));
+        copy(address, own, 64, stream).unwrap();
+        assert_eq!(sync(stream), Err(700));
+        assert_eq!(alloc(64), Err(700), "for good");
+    });
 }
 
 #[test]

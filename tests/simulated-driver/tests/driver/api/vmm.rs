@@ -1,7 +1,5 @@
 //! Wraps blocks of virtual memory management.
 
-#![allow(dead_code, reason = "each test program uses a part")]
-
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use super::{Answer, cuda};

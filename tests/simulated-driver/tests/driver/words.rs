@@ -1,10 +1,8 @@
 //! Tests the memory operations of streams.
 
-mod driver;
-
 use std::time::Duration;
 
-use driver::*;
+use crate::api::*;
 
 /// Four words of zero, and a stream.
 fn words() -> (u64, usize) {

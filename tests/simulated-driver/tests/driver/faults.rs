@@ -1,12 +1,12 @@
 //! Tests events, injected faults, and broken and destroyed contexts.
 
-mod driver;
-
 use std::ffi::{CStr, c_char};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use driver::*;
+use peerlane_simulated_driver::in_own_process;
+
+use crate::api::*;
 
 fn name_of(code: i32) -> Option<String> {
     let mut name: *const c_char = std::ptr::null();
@@ -108,92 +108,105 @@ fn copies_do_nothing_where_asked() {
 
 #[test]
 fn a_broken_device_says_so_for_good_and_waits_end() {
-    let driver = start();
-    use_device(2);
-    let (memory, stream) = (zeros(64), new_stream());
-    wait_word(stream, memory, 1).unwrap();
-    let event = new_event();
-    record(event, stream).unwrap();
-    driver.break_device(2, 214);
-    assert_eq!(sync(stream), Err(214));
-    assert_eq!(cuda!(cuEventSynchronize(event => usize)), Err(214));
-    assert_eq!(alloc(8), Err(214));
-    use_device(0);
-    assert!(alloc(8).is_ok(), "another device goes on");
+    in_own_process(|| {
+        let driver = start();
+        use_device(2);
+        let (memory, stream) = (zeros(64), new_stream());
+        wait_word(stream, memory, 1).unwrap();
+        let event = new_event();
+        record(event, stream).unwrap();
+        driver.break_device(2, 214);
+        assert_eq!(sync(stream), Err(214));
+        assert_eq!(cuda!(cuEventSynchronize(event => usize)), Err(214));
+        assert_eq!(alloc(8), Err(214));
+        use_device(0);
+        assert!(alloc(8).is_ok(), "another device goes on");
+    });
 }
 
 #[test]
 fn memory_that_is_freed_too_early_breaks_the_context() {
-    let _driver = start();
-    use_device(4);
-    let (memory, gone, stream) = (zeros(64), alloc(64).unwrap(), new_stream());
-    wait_word(stream, memory, 1).unwrap();
-    copy(gone, memory, 64, stream).unwrap();
-    free(gone).unwrap();
-    write_word(new_stream(), memory, 1).unwrap();
-    assert_eq!(sync(stream), Err(700));
+    in_own_process(|| {
+        let _driver = start();
+        use_device(4);
+        let (memory, gone, stream) = (zeros(64), alloc(64).unwrap(), new_stream());
+        wait_word(stream, memory, 1).unwrap();
+        copy(gone, memory, 64, stream).unwrap();
+        free(gone).unwrap();
+        write_word(new_stream(), memory, 1).unwrap();
+        assert_eq!(sync(stream), Err(700));
+    });
 }
 
 #[test]
 fn a_destroyed_context_is_gone_and_another_can_be_had() {
-    let driver = start();
-    use_device(3);
-    let (memory, stream) = (zeros(64), new_stream());
-    wait_word(stream, memory, 1).unwrap();
-    driver.destroy_context(3);
-    assert_eq!((sync(stream), alloc(8)), (Err(709), Err(709)));
-    use_device(3);
-    assert!(alloc(8).is_ok());
-    assert_eq!(copy(memory, memory + 8, 8, new_stream()), Err(1), "its memory went with it");
-    assert_eq!(sync(stream), Err(709));
+    in_own_process(|| {
+        let driver = start();
+        use_device(3);
+        let (memory, stream) = (zeros(64), new_stream());
+        wait_word(stream, memory, 1).unwrap();
+        driver.destroy_context(3);
+        assert_eq!((sync(stream), alloc(8)), (Err(709), Err(709)));
+        use_device(3);
+        assert!(alloc(8).is_ok());
+        assert_eq!(copy(memory, memory + 8, 8, new_stream()), Err(1), "its memory went with it");
+        assert_eq!(sync(stream), Err(709));
+    });
 }
 
 #[test]
 fn the_last_release_takes_everything_along() {
-    let driver = start();
-    let context = use_device(5);
-    let stream = new_stream();
-    alloc(4096).unwrap();
-    assert_eq!(driver.counter("live_allocations", Some(5)), 1);
-    cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
-    assert_eq!(driver.counter("live_allocations", Some(5)), 0);
-    assert_eq!(driver.counter("live_bytes", Some(5)), 0);
-    assert_eq!(alloc(8), Err(201));
-    assert_eq!(cuda!(cuCtxSetCurrent(context => usize)), Err(201));
-    assert_eq!(cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)), Err(201));
-    use_device(5);
-    assert_eq!(query(stream), Err(709));
-    cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
+    in_own_process(|| {
+        let driver = start();
+        let context = use_device(5);
+        let stream = new_stream();
+        alloc(4096).unwrap();
+        assert_eq!(driver.counter("live_allocations", Some(5)), 1);
+        cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
+        assert_eq!(driver.counter("live_allocations", Some(5)), 0);
+        assert_eq!(driver.counter("live_bytes", Some(5)), 0);
+        assert_eq!(alloc(8), Err(201));
+        assert_eq!(cuda!(cuCtxSetCurrent(context => usize)), Err(201));
+        assert_eq!(cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)), Err(201));
+        use_device(5);
+        assert_eq!(query(stream), Err(709));
+        cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
+    });
 }
 
 #[test]
 fn a_new_context_begins_after_the_last_release_has_ended_the_former() {
-    let _driver = start();
-    // Enough to be freed that the other thread looks meanwhile.
-    const ALLOCATIONS: usize = 300;
-    for round in 0..10 {
-        use_device(5);
-        let memory: Vec<u64> = (0..ALLOCATIONS).map(|_| alloc(8).unwrap()).collect();
-        let both = Barrier::new(2);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                both.wait();
-                cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
-            });
-            both.wait();
-            std::thread::sleep(Duration::from_micros(round * 100));
+    in_own_process(|| {
+        let _driver = start();
+        // Enough to be freed that the other thread looks meanwhile.
+        const ALLOCATIONS: usize = 300;
+        for round in 0..10 {
             use_device(5);
-            let is_there = |address: &&u64| {
-                let mut base = 0;
-                cuda!(cuMemGetAddressRange_v2(
-                    &mut base => &mut u64, std::ptr::null_mut() => *mut usize, **address => u64,
-                ))
-                .is_ok()
-            };
-            // None if the context is new, and all if it is the former.
-            let found = memory.iter().filter(is_there).count();
-            assert!([0, ALLOCATIONS].contains(&found), "{found} allocations of a former context");
-        });
-        cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
-    }
+            let memory: Vec<u64> = (0..ALLOCATIONS).map(|_| alloc(8).unwrap()).collect();
+            let both = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    both.wait();
+                    cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
+                });
+                both.wait();
+                std::thread::sleep(Duration::from_micros(round * 100));
+                use_device(5);
+                let is_there = |address: &&u64| {
+                    let mut base = 0;
+                    cuda!(cuMemGetAddressRange_v2(
+                        &mut base => &mut u64, std::ptr::null_mut() => *mut usize, **address => u64,
+                    ))
+                    .is_ok()
+                };
+                // None if the context is new, and all if it is the former.
+                let found = memory.iter().filter(is_there).count();
+                assert!(
+                    [0, ALLOCATIONS].contains(&found),
+                    "{found} allocations of a former context"
+                );
+            });
+            cuda!(cuDevicePrimaryCtxRelease_v2(5 => i32)).unwrap();
+        }
+    });
 }

@@ -1,7 +1,5 @@
 //! Wraps captures and graphs.
 
-#![allow(dead_code, reason = "each test program uses a part")]
-
 use super::{Answer, cuda, new_event, record, wait_event};
 
 pub(crate) const GLOBAL: i32 = 0;

@@ -1,28 +1,11 @@
 //! Tests the sharing of memory between processes: legacy handles, descriptors, fabric handles.
 
-mod driver;
-
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::process::ExitCode;
 
-use driver::child::{self, Other, hear, hex, tell, unhex};
-use driver::vmm::{Block, FABRIC, POSIX_FD};
-use driver::*;
+use peerlane_simulated_driver::{Other, hear, in_own_process, tell};
 
-fn main() -> ExitCode {
-    let roles: &[(&str, fn())] = &[("owner", owner), ("importer", importer)];
-    child::main(
-        roles,
-        &[
-            ("a_legacy_handle_opens_in_another_process", legacy_handle),
-            ("memory_of_a_killed_process_stays_mapped", killed_owner),
-            ("only_plain_memory_has_a_legacy_handle", no_legacy_handle),
-            ("a_descriptor_opens_in_another_process", descriptor),
-            ("what_is_no_block_is_refused", no_block),
-            ("fabric_handles_are_claimed_and_not_permitted", fabric_handles),
-        ],
-    )
-}
+use crate::api::vmm::{Block, FABRIC, POSIX_FD};
+use crate::api::*;
 
 type Handle = [u8; 64];
 
@@ -48,36 +31,41 @@ fn close(address: u64) -> Answer {
     cuda!(cuIpcCloseMemHandle(address => u64))
 }
 
-fn legacy_handle() {
-    let driver = start();
-    use_device(0);
-    let mut other = Other::start("owner", &[]);
-    let handle = unhex(&other.hear());
-    let opened = open(handle).unwrap();
-    assert_eq!(open(handle).unwrap(), opened, "opened twice, mapped once");
-    assert_eq!(driver.counter("open_imports", None), 1);
-    let stream = new_stream();
-    assert_eq!(download(opened, 16, stream).unwrap(), [42; 16]);
+#[test]
+fn a_legacy_handle_opens_in_another_process() {
+    in_own_process(|| {
+        let driver = start();
+        use_device(0);
+        let mut other = Other::start("sharing::owner", &[]);
+        let handle: Handle = other.hear().try_into().unwrap();
+        let opened = open(handle).unwrap();
+        assert_eq!(open(handle).unwrap(), opened, "opened twice, mapped once");
+        assert_eq!(driver.counter("open_imports", None), 1);
+        let stream = new_stream();
+        assert_eq!(download(opened, 16, stream).unwrap(), [42; 16]);
 
-    // The other process waits on its device for what is written here.
-    copy(opened + 8, opened, 8, stream).unwrap();
-    write_word(stream, opened + 1024, 77).unwrap();
-    assert_eq!(other.hear(), "seen");
-    close(opened).unwrap();
-    assert_eq!(driver.counter("open_imports", None), 1);
-    close(opened).unwrap();
-    assert_eq!(close(opened), Err(1));
-    assert_eq!(driver.counter("open_imports", None), 0);
+        // The other process waits on its device for what is written here.
+        copy(opened + 8, opened, 8, stream).unwrap();
+        write_word(stream, opened + 1024, 77).unwrap();
+        assert_eq!(other.hear_text(), "seen");
+        close(opened).unwrap();
+        assert_eq!(driver.counter("open_imports", None), 1);
+        close(opened).unwrap();
+        assert_eq!(close(opened), Err(1));
+        assert_eq!(driver.counter("open_imports", None), 0);
 
-    other.tell("free it");
-    assert_eq!(other.hear(), "freed");
-    assert_eq!(open(handle), Err(400), "the key of freed memory");
-    other.end();
-    assert_eq!(open(handle), Err(400), "the key of a dead process");
-    assert_eq!(open([0; 64]), Err(1));
+        other.tell(b"free it");
+        assert_eq!(other.hear_text(), "freed");
+        assert_eq!(open(handle), Err(400), "the key of freed memory");
+        other.end();
+        assert_eq!(open(handle), Err(400), "the key of a dead process");
+        assert_eq!(open([0; 64]), Err(1));
+    });
 }
 
 /// In the other process.
+#[test]
+#[ignore = "started by the other tests of this file"]
 fn owner() {
     let _driver = start();
     use_device(1);
@@ -87,21 +75,22 @@ fn owner() {
     sync(stream).unwrap();
     let handle = handle_of(memory + 100).unwrap();
     assert_eq!(open(handle), Err(201), "one's own");
-    tell(&hex(&handle));
+    tell(&handle);
     wait_word(stream, memory + 1024, 77).unwrap();
     sync(stream).unwrap();
-    tell("seen");
+    tell(b"seen");
     hear();
     free(memory).unwrap();
-    tell("freed");
+    tell(b"freed");
     hear();
 }
 
-fn killed_owner() {
+#[test]
+fn memory_of_a_killed_process_stays_mapped() {
     let _driver = start();
     use_device(0);
-    let mut other = Other::start("owner", &[]);
-    let opened = open(unhex(&other.hear())).unwrap();
+    let mut other = Other::start("sharing::owner", &[]);
+    let opened = open(other.hear().try_into().unwrap()).unwrap();
     other.kill();
     let stream = new_stream();
     copy(opened + 8, opened, 8, stream).unwrap();
@@ -109,7 +98,8 @@ fn killed_owner() {
     close(opened).unwrap();
 }
 
-fn no_legacy_handle() {
+#[test]
+fn only_plain_memory_has_a_legacy_handle() {
     let _driver = start();
     use_device(0);
     let stream = new_stream();
@@ -121,7 +111,8 @@ fn no_legacy_handle() {
     assert_eq!(handle_of(std::ptr::from_ref(&stream) as u64), Err(1));
 }
 
-fn descriptor() {
+#[test]
+fn a_descriptor_opens_in_another_process() {
     let _driver = start();
     use_device(0);
     let block = Block::new(0, 1 << 16, POSIX_FD).unwrap();
@@ -130,19 +121,21 @@ fn descriptor() {
     fill(address, 5, 1 << 16, stream).unwrap();
     sync(stream).unwrap();
 
-    let mut other = Other::start("importer", &[]);
-    other.tell(&format!("{} {}", std::process::id(), fd.as_raw_fd()));
-    assert_eq!(other.hear(), "written");
+    let mut other = Other::start("sharing::importer", &[]);
+    other.tell(format!("{} {}", std::process::id(), fd.as_raw_fd()).as_bytes());
+    assert_eq!(other.hear_text(), "written");
     let found = download(address, 1 << 16, stream).unwrap();
     assert_eq!((found[0], found[1], found[0xffff]), (9, 5, 5));
     other.end();
 }
 
 /// In the other process.
+#[test]
+#[ignore = "started by the other tests of this file"]
 fn importer() {
     let driver = start();
     use_device(1);
-    let told = hear();
+    let told = String::from_utf8(hear().unwrap()).unwrap();
     let (process, number) = told.split_once(' ').unwrap();
     // In place of SCM_RIGHTS: the parent's descriptor by its name in the kernel's list.
     let path = format!("/proc/{process}/fd/{number}");
@@ -157,18 +150,20 @@ fn importer() {
     assert_eq!(download(address, 4, stream).unwrap(), [5; 4]);
     fill(address, 9, 1, stream).unwrap();
     sync(stream).unwrap();
-    tell("written");
+    tell(b"written");
     hear();
 }
 
-fn no_block() {
+#[test]
+fn what_is_no_block_is_refused() {
     let _driver = start();
     let file = std::fs::File::open("/dev/null").unwrap();
     assert_eq!(Block::import_fd(file.as_raw_fd()).err(), Some(1));
     assert_eq!(Block::import_fd(9999).err(), Some(1));
 }
 
-fn fabric_handles() {
+#[test]
+fn fabric_handles_are_claimed_and_not_permitted() {
     let driver = start();
     use_device(0);
     let mut claimed = 0;

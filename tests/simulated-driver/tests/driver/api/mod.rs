@@ -1,17 +1,15 @@
 //! Calls the driver as its users do: symbols of `libcuda.so.1`, results as numbers.
 
-#![allow(dead_code, reason = "each test program uses a part")]
-
 use std::ffi::{CString, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-pub(crate) mod child;
 pub(crate) mod graph;
 pub(crate) mod hip;
 pub(crate) mod hsa;
 pub(crate) mod vmm;
 
-pub(crate) use peerlane_simulated_driver::{Driver, install};
+pub(crate) use peerlane_simulated_driver::Driver;
+use peerlane_simulated_driver::install_all;
 
 /// `Err` holds the driver's code.
 pub(crate) type Answer<T = ()> = Result<T, c_int>;
@@ -52,7 +50,7 @@ pub(crate) use call;
 /// Calls a symbol: `cuda!(cuInit(0 => u32))`.
 macro_rules! cuda {
     ($name:ident($($argument:expr => $type:ty),* $(,)?)) => {
-        crate::driver::call!(crate::driver::symbol, $name($($argument => $type),*))
+        crate::api::call!(crate::api::symbol, $name($($argument => $type),*))
     };
 }
 pub(crate) use cuda;
@@ -73,10 +71,13 @@ impl std::ops::Deref for Alone {
     }
 }
 
-/// Starts the driver on a machine of six devices with small units of virtual memory.
+/// Starts the driver on a machine of six devices with small units of virtual memory. Waits until no other test of
+/// this program uses it.
 pub(crate) fn start() -> Alone {
+    static LOCK: Mutex<()> = Mutex::new(());
     static START: Once = Once::new();
-    let driver = alone(install);
+    let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let driver = Alone { driver: install_all(), _lock: lock };
     START.call_once(|| {
         driver.set("GRANULARITY_KIB", "64");
         driver.set("PATIENCE_MS", "20000");
@@ -84,13 +85,6 @@ pub(crate) fn start() -> Alone {
         cuda!(cuInit(0 => u32)).expect("the simulated driver starts");
     });
     driver
-}
-
-/// Waits until no other test of this program uses the driver.
-pub(crate) fn alone(install: impl FnOnce() -> Driver) -> Alone {
-    static LOCK: Mutex<()> = Mutex::new(());
-    let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
-    Alone { driver: install(), _lock: lock }
 }
 
 /// Retains the primary context of a device and makes it current here.
