@@ -1,20 +1,16 @@
 //! Ranks with SDMA engines, driven by the one thread of a test.
 
-#[path = "../../../hal/toolkit/tests/streams/mesh.rs"]
-mod mesh;
-
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mesh::connected;
 use peerlane_hal::{
     At, CopyEngine as _, Deadline, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role,
     Ticket,
 };
 use peerlane_rocm::{Engine, EngineKind, Error, Fabric, Local, Options, Remote};
-use peerlane_simulated_driver::{Driver, Rocm};
+use peerlane_simulated_driver::{Driver, Rocm, connected};
 
 pub(crate) type RankOp<'a> = Op<'a, Local, Remote>;
 

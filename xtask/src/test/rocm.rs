@@ -22,6 +22,7 @@ pub(super) const ROCM: Gpu = Gpu {
     device: "/dev/kfd",
     driver: "PEERLANE_TEST_ROCM",
     packages: &["rocm", "rocm-library", "hip-sys", "hsa-sys", "hip-on-cuda", "simulated-driver"],
+    programs: &["simulated", "sdma", "releases", "layer", "backend", "driver", "rocm*"],
 };
 /// The variable with the folders that the loader searches.
 const SEARCHED: &str = "LD_LIBRARY_PATH";

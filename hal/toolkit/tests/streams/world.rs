@@ -280,7 +280,9 @@ pub(crate) fn ensure_gathered(region: &Local, seed: impl Fn(usize) -> u8, shard:
     unsafe { region.download(0, &mut seen) }.unwrap();
     for (rank, seen) in seen.chunks(shard as usize).enumerate() {
         let wanted = pattern(seed(rank), seen.len());
-        let wrong = seen.iter().zip(&wanted).position(|(seen, wanted)| seen != wanted);
-        assert_eq!(wrong, None, "{what}: first wrong byte of the shard of rank {rank}");
+        if seen != wanted {
+            let wrong = seen.iter().zip(&wanted).position(|(seen, wanted)| seen != wanted);
+            panic!("{what}: wrong byte {wrong:?} of the shard of rank {rank}");
+        }
     }
 }

@@ -1,7 +1,5 @@
 //! Tests drivers that are missing, too old, or do not start.
 
-mod support;
-
 use std::path::Path;
 
 use peerlane_hal::Error as _;
@@ -9,7 +7,7 @@ use peerlane_simulated_driver::{Other, tell};
 
 /// The other process: reports what it discovers.
 #[test]
-#[ignore = "started by the other tests of this program"]
+#[ignore = "started by the other tests of this file"]
 fn discoverer() {
     let text = match peerlane_cuda::discover() {
         Ok(devices) => format!("{} devices", devices.len()),
@@ -22,7 +20,7 @@ fn discoverer() {
 fn discover(folder: &Path, variables: &[(&str, &str)]) -> String {
     let folder = folder.to_str().expect("cargo's folders are texts");
     let variables = [&[("LD_LIBRARY_PATH", folder)], variables].concat();
-    let mut other = Other::start("discoverer", &variables);
+    let mut other = Other::start("unavailable::discoverer", &variables);
     let text = other.hear_text();
     other.end();
     text

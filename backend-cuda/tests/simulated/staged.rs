@@ -1,15 +1,14 @@
 //! Tests staging through host memory between devices without peer access, on the simulated driver.
 
-mod support;
-
 use peerlane_cuda::{Engine, Error, Fabric, Local, Options, Remote};
 use peerlane_hal::{
     At, CopyEngine as _, Error as _, ErrorKind, Fabric as _, Flag, LinkKind, Op, PeerMemory as _,
     Rank, Region as _, RemoteKey as _, Role, Space, Ticket,
 };
 use peerlane_simulated_driver::Driver;
-use peerlane_simulated_driver::{Other, hear, tell};
-use support::{Allocation, connected, driver, pattern, pointer, soon};
+use peerlane_simulated_driver::{Other, hear, in_own_process, tell};
+
+use crate::support::{Allocation, connected, driver, pattern, pointer, soon};
 
 const SHARD_BYTES: u64 = 5001;
 
@@ -148,51 +147,55 @@ fn kind(fabric: &Fabric, peer: u32) -> LinkKind {
 
 #[test]
 fn ranks_of_one_process_gather_through_the_host() {
-    let (driver, _turn) = driver();
-    let _settings = ChangedSettings::apart(&driver);
-    for count in [2, 3] {
-        let before = driver.counter("live_mappings", None);
-        let mut members = Member::create_all(ranks(count, false).unwrap());
-        let held = driver.counter("host_to_host_copies", None);
-        gather(&mut members);
-        // A host-to-host copy blocks its caller, forever if it is queued after a blocked wait.
-        assert_eq!(driver.counter("host_to_host_copies", None), held);
-        let first = &members[0];
-        assert_eq!(kind(&first.fabric, 0), LinkKind::Local);
-        assert_eq!(kind(&first.fabric, 1), LinkKind::HostStaged);
-        // Host and devices use the same address for the memory.
-        assert_eq!(first.output.space(), Space::Host);
-        assert_eq!(first.flags.flags().map(<[_]>::len), Some(count));
-        assert!(first.output.flags().is_none());
-        assert_eq!(first.flags.flag_value(count as u64), None);
-        drop(members);
-        assert_eq!(driver.counter("live_mappings", None), before);
-    }
+    in_own_process(|| {
+        let (driver, _turn) = driver();
+        let _settings = ChangedSettings::apart(&driver);
+        for count in [2, 3] {
+            let before = driver.counter("live_mappings", None);
+            let mut members = Member::create_all(ranks(count, false).unwrap());
+            let held = driver.counter("host_to_host_copies", None);
+            gather(&mut members);
+            // A host-to-host copy blocks its caller, forever if it is queued after a blocked wait.
+            assert_eq!(driver.counter("host_to_host_copies", None), held);
+            let first = &members[0];
+            assert_eq!(kind(&first.fabric, 0), LinkKind::Local);
+            assert_eq!(kind(&first.fabric, 1), LinkKind::HostStaged);
+            // Host and devices use the same address for the memory.
+            assert_eq!(first.output.space(), Space::Host);
+            assert_eq!(first.flags.flags().map(<[_]>::len), Some(count));
+            assert!(first.output.flags().is_none());
+            assert_eq!(first.flags.flag_value(count as u64), None);
+            drop(members);
+            assert_eq!(driver.counter("live_mappings", None), before);
+        }
+    });
 }
 
 #[test]
 fn host_memory_is_given_back() {
-    let (driver, _turn) = driver();
-    let _settings = ChangedSettings::apart(&driver);
-    let fabrics = ranks(2, false).unwrap();
-    let (before, calls) =
-        (driver.counter("live_allocations", None), driver.calls("cuMemHostUnregister"));
-    let region = fabrics[0].memory().allocate(1 << 20, Role::Data).unwrap();
-    let key = fabrics[0].memory().export(&region).unwrap();
-    let import = || fabrics[1].memory().import(Rank(0), &key, soon());
-    let held = import().unwrap();
-    drop(region);
-    assert_eq!(import().unwrap_err().kind(), ErrorKind::InvalidKey);
-    assert_eq!(driver.counter("live_allocations", None), before + 1);
-    drop(held);
-    assert_eq!(driver.counter("live_allocations", None), before);
-    assert_eq!(driver.calls("cuMemHostUnregister"), calls + 1);
-    let error = fabrics[0].memory().allocate(1 << 60, Role::Data).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-    assert!(error.to_string().contains("bytes of host memory"), "{error}");
-    driver.fail("cuMemHostRegister_v2", 0, 2);
-    let error = fabrics[0].memory().allocate(64, Role::Data).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+    in_own_process(|| {
+        let (driver, _turn) = driver();
+        let _settings = ChangedSettings::apart(&driver);
+        let fabrics = ranks(2, false).unwrap();
+        let (before, calls) =
+            (driver.counter("live_allocations", None), driver.calls("cuMemHostUnregister"));
+        let region = fabrics[0].memory().allocate(1 << 20, Role::Data).unwrap();
+        let key = fabrics[0].memory().export(&region).unwrap();
+        let import = || fabrics[1].memory().import(Rank(0), &key, soon());
+        let held = import().unwrap();
+        drop(region);
+        assert_eq!(import().unwrap_err().kind(), ErrorKind::InvalidKey);
+        assert_eq!(driver.counter("live_allocations", None), before + 1);
+        drop(held);
+        assert_eq!(driver.counter("live_allocations", None), before);
+        assert_eq!(driver.calls("cuMemHostUnregister"), calls + 1);
+        let error = fabrics[0].memory().allocate(1 << 60, Role::Data).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert!(error.to_string().contains("bytes of host memory"), "{error}");
+        driver.fail("cuMemHostRegister_v2", 0, 2);
+        let error = fabrics[0].memory().allocate(64, Role::Data).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+    });
 }
 
 #[test]
@@ -267,7 +270,7 @@ fn device_memory_of_a_peer_without_access_is_refused() {
 
 /// The other process: rank 1, which runs the all-gather with its parent.
 #[test]
-#[ignore = "started by the other tests of this program"]
+#[ignore = "started by the other tests of this file"]
 fn partner() {
     let (_driver, _turn) = driver();
     let device = std::env::var("PARTNER_DEVICE").unwrap().parse().unwrap();
@@ -314,7 +317,7 @@ fn in_two_processes(
 }
 
 fn with_partner(variables: &[(&str, &str)]) {
-    let mut other = Other::start("partner", variables);
+    let mut other = Other::start("staged::partner", variables);
     let mut fabric = Fabric::open(Rank(0), 2, 0).unwrap();
     let address = other.hear();
     other.tell(&fabric.address());

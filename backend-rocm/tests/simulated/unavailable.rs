@@ -7,7 +7,7 @@ use peerlane_simulated_driver::{Other, Rocm, tell};
 
 /// Runs in the other process: reports the devices and the version mismatch that it finds.
 #[test]
-#[ignore = "started by the other tests of this program"]
+#[ignore = "started by the other tests of this file"]
 fn discoverer() {
     let text = match peerlane_rocm::discover() {
         Ok(devices) => {
@@ -28,7 +28,7 @@ fn discoverer() {
 fn discover_in(folder: &Path, variables: &[(&str, &str)]) -> String {
     let folder = folder.to_str().expect("the path is valid UTF-8");
     let variables = [&[("LD_LIBRARY_PATH", folder)], variables].concat();
-    let mut other = Other::start("discoverer", &variables);
+    let mut other = Other::start("unavailable::discoverer", &variables);
     let text = other.hear_text();
     other.end();
     text

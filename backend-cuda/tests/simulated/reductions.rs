@@ -1,10 +1,9 @@
 //! Tests the kernels for reductions on the simulated driver: when they are refused, and how many blocks run them.
 
-mod support;
-
 use peerlane_cuda::{Error, Fabric, Options};
 use peerlane_hal::{CopyEngine as _, Error as _, ErrorKind, Fabric as _, Rank, Reducer};
-use support::{connected, driver, soon};
+
+use crate::support::{connected, driver, soon};
 
 fn reducer(options: Options) -> Result<Option<Reducer>, Error> {
     let open = |rank: Rank| Fabric::open_with(rank, 1, options.clone());

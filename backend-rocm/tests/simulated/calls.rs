@@ -1,18 +1,8 @@
-//! Tests the engine over streams on the simulated driver, with the tests that all such engines share.
+//! Tests the cost of a start: calls of HIP, and copies in flight.
 
-#[path = "support/backend.rs"]
-#[allow(dead_code, reason = "this program uses a part of it")]
-mod backend;
-#[path = "../../hal/toolkit/tests/streams/mod.rs"]
-mod shared;
-mod support;
-
-use backend::SignalBy;
-use shared::costs;
-use shared::world::{GatherOptions, PLAIN};
-
-/// Release of ROCm that is emulated.
-const RELEASE: &str = "7.2";
+use crate::backend::SignalBy;
+use crate::streams::costs;
+use crate::streams::world::{GatherOptions, PLAIN};
 
 /// Calls of HIP that a start may make.
 const CALLS: [&str; 6] = [

@@ -5,9 +5,16 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result, sys};
 pub(crate) use peerlane_cuda::{Engine, Error, Fabric, Local, Options, Remote, SignalBy, Stream};
 use peerlane_hal::{ErrorKind, Region as _};
-use peerlane_simulated_driver::Driver;
+use peerlane_simulated_driver::{Driver, install_from, without_symbols};
 
 pub(crate) use crate::support::{connected, driver, pattern, ranks, soon};
+
+/// Installs a driver without batched memory operations, as the oldest supported ones are.
+pub(crate) fn oldest_driver() -> Driver {
+    let symbols =
+        ["cuStreamBatchMemOp_v2", "cuStreamCreateWithPriority", "cuStreamGetCaptureInfo_v2"];
+    install_from(&without_symbols(&symbols))
+}
 
 /// Name of simulated devices.
 pub(crate) const DEVICE_NAME: &str = "Simulated GPU";

@@ -1,19 +1,14 @@
 //! Helpers of the tests: the simulated driver, and memory that a caller allocates.
 
-#![allow(dead_code, reason = "each test program uses a part")]
-
-#[path = "../../../hal/toolkit/tests/streams/mesh.rs"]
-mod mesh;
-
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, result, sys};
-pub(crate) use mesh::connected;
 use peerlane_cuda::{Error, Fabric, Local, Remote};
 use peerlane_hal::{Deadline, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role};
 use peerlane_simulated_driver::Driver;
+pub(crate) use peerlane_simulated_driver::connected;
 
 /// Installs the simulated driver and serialises the tests, which share its settings and counters.
 pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
@@ -56,7 +51,10 @@ pub(crate) fn ranks(count: usize) -> Result<Vec<Fabric>, Error> {
 
 /// Returns bytes in which every position differs from its neighbours.
 pub(crate) fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|index| (index % 251) as u8 ^ seed).collect()
+    let period: Vec<u8> = (0..251).map(|byte| byte ^ seed).collect();
+    let mut bytes = period.repeat(length.div_ceil(period.len()));
+    bytes.truncate(length);
+    bytes
 }
 
 pub(crate) fn pointer(address: u64) -> NonNull<u8> {

@@ -1,17 +1,15 @@
 //! Tests the import of memory of another process, on the simulated driver.
 
-mod support;
-
 use peerlane_hal::{Error as _, Fabric as _, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_rocm::{Fabric, Key, Local};
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{
+
+use crate::support::{
     Allocation, arrivals, await_arrival, contents, driver, pattern, put, register, soon,
 };
 
 const OWNER: Rank = Rank(0);
 const IMPORTER: Rank = Rank(1);
-const RELEASE: &str = "7.2";
 
 /// The owner of memory in this process, and the process that imports it.
 struct Pair {
@@ -25,7 +23,7 @@ struct Pair {
 impl Pair {
     fn open() -> Self {
         let mut fabric = Fabric::open(OWNER, 2, 0).unwrap();
-        let mut other = Other::start("importer", &[]);
+        let mut other = Other::start("processes::importer", &[]);
         other.tell(&fabric.address());
         let address = other.hear();
         fabric.connect(IMPORTER, &address, soon()).unwrap();
@@ -54,9 +52,9 @@ impl Pair {
 
 /// Runs in the other process: imports each region it is sent and puts to it.
 #[test]
-#[ignore = "started by the other tests of this program"]
+#[ignore = "started by the other tests of this file"]
 fn importer() {
-    let (driver, _turn) = driver(RELEASE);
+    let (driver, _turn) = driver();
     let address = hear().expect("an address");
     let mut fabric = Fabric::open(IMPORTER, 2, 1).unwrap();
     tell(&fabric.address());
@@ -95,7 +93,7 @@ fn importer() {
 
 #[test]
 fn a_peer_can_put_into_every_kind_of_memory() {
-    let (_driver, _turn) = driver(RELEASE);
+    let (_driver, _turn) = driver();
     let mut pair = Pair::open();
     let memory = pair.fabric.memory();
     let data = memory.allocate(100_001, Role::Data).unwrap();
@@ -113,7 +111,7 @@ fn a_peer_can_put_into_every_kind_of_memory() {
 
 #[test]
 fn memory_without_a_descriptor_is_exported_by_ipc() {
-    let (driver, _turn) = driver(RELEASE);
+    let (driver, _turn) = driver();
     let mut pair = Pair::open();
     driver.fail_always("hipMemCreate", 0, 801);
     let region = pair.fabric.memory().allocate(5000, Role::Data).unwrap();
@@ -124,9 +122,9 @@ fn memory_without_a_descriptor_is_exported_by_ipc() {
 
 #[test]
 fn a_failure_of_ipc_names_library_and_version() {
-    let (driver, _turn) = driver(RELEASE);
+    let (driver, _turn) = driver();
     let mut fabric = Fabric::open(OWNER, 2, 0).unwrap();
-    let mut other = Other::start("importer", &[("PEERLANE_SIM_LEGACY_IPC", "refused")]);
+    let mut other = Other::start("processes::importer", &[("PEERLANE_SIM_LEGACY_IPC", "refused")]);
     other.tell(&fabric.address());
     let address = other.hear();
     fabric.connect(IMPORTER, &address, soon()).unwrap();
@@ -141,7 +139,7 @@ fn a_failure_of_ipc_names_library_and_version() {
 
 #[test]
 fn keys_of_freed_memory_and_of_closed_fabrics_are_rejected() {
-    let (_driver, _turn) = driver(RELEASE);
+    let (_driver, _turn) = driver();
     let mut pair = Pair::open();
     let region = pair.fabric.memory().allocate(64, Role::Data).unwrap();
     let key = pair.fabric.memory().export(&region).unwrap();

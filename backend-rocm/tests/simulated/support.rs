@@ -1,27 +1,27 @@
 //! Helpers of the tests on the simulated driver: the driver, ranks, and memory of the caller.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
-
-#[path = "../../../hal/toolkit/tests/streams/mesh.rs"]
-mod mesh;
-
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hip_sys::{Library, hipError_t};
-pub(crate) use mesh::connected;
 use peerlane_hal::{
     At, CopyEngine as _, Deadline, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role,
 };
 use peerlane_rocm::{Error, Fabric, Local, Options, Remote};
+pub(crate) use peerlane_simulated_driver::connected;
 use peerlane_simulated_driver::{Driver, Rocm};
+
+/// Installs the newest release, as most tests use it.
+pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
+    driver_of("7.2")
+}
 
 /// Installs a release and returns the driver with a lock.
 ///
 /// Settings and counters belong to the process, so tests that use them run one by one.
-pub(crate) fn driver(release: &str) -> (Driver, MutexGuard<'static, ()>) {
+pub(crate) fn driver_of(release: &str) -> (Driver, MutexGuard<'static, ()>) {
     static LOCK: Mutex<()> = Mutex::new(());
     let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let driver = Rocm::release(release).install();
@@ -45,7 +45,10 @@ pub(crate) fn ranks(count: usize, strict: bool) -> Result<Vec<Fabric>, Error> {
 
 /// Returns bytes that depend on their index and the seed.
 pub(crate) fn pattern(seed: u8, length: usize) -> Vec<u8> {
-    (0..length).map(|index| (index % 251) as u8 ^ seed).collect()
+    let period: Vec<u8> = (0..251).map(|byte| byte ^ seed).collect();
+    let mut bytes = period.repeat(length.div_ceil(period.len()));
+    bytes.truncate(length);
+    bytes
 }
 
 /// Returns the bytes of a region.

@@ -1,8 +1,4 @@
 //! Tests memory that the caller has mapped, with a release that returns its handles again.
-//!
-//! A process can load only one release, so this is a separate program.
-
-mod support;
 
 use std::ffi::c_void;
 
@@ -11,7 +7,9 @@ use hip_sys::{
     hipMemAllocationProp, hipMemAllocationType, hipMemLocation, hipMemLocationType,
 };
 use peerlane_hal::{Fabric as _, PeerMemory as _, Rank, Region as _, Role};
-use support::{driver, ensure, pattern, put_and_read, ranks, register, soon};
+use peerlane_simulated_driver::in_own_process;
+
+use crate::support::{driver_of, ensure, pattern, put_and_read, ranks, register, soon};
 
 const RELEASE: &str = "7.15";
 const SEGMENT_BYTES: usize = 2 << 20;
@@ -53,14 +51,16 @@ fn mapped(device: i32, segments: usize) -> u64 {
 
 #[test]
 fn a_region_may_begin_in_one_segment_and_end_in_another() {
-    let (driver, _turn) = driver(RELEASE);
-    let mut fabrics = ranks(2, false).unwrap();
-    let start = mapped(1, 3) + SEGMENT_BYTES as u64 - 100;
-    let bytes = SEGMENT_BYTES as u64 + 300;
-    let region = register(&fabrics[1], start, bytes, Role::Data).unwrap();
-    let key = fabrics[1].memory().export(&region).unwrap();
-    assert!(driver.calls("hipMemRetainAllocationHandle") > 0);
-    let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
-    let seen = put_and_read(&mut fabrics, &remote, &region, 3);
-    assert_eq!(seen, pattern(3, region.bytes() as usize));
+    in_own_process(|| {
+        let (driver, _turn) = driver_of(RELEASE);
+        let mut fabrics = ranks(2, false).unwrap();
+        let start = mapped(1, 3) + SEGMENT_BYTES as u64 - 100;
+        let bytes = SEGMENT_BYTES as u64 + 300;
+        let region = register(&fabrics[1], start, bytes, Role::Data).unwrap();
+        let key = fabrics[1].memory().export(&region).unwrap();
+        assert!(driver.calls("hipMemRetainAllocationHandle") > 0);
+        let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
+        let seen = put_and_read(&mut fabrics, &remote, &region, 3);
+        assert_eq!(seen, pattern(3, region.bytes() as usize));
+    });
 }

@@ -1,19 +1,21 @@
 //! Calls of HIP that the shared tests of engines over streams need.
 
 use std::ffi::c_void;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use hip_sys::{
     hipError_t, hipGraph_t, hipGraphExec_t, hipMemcpyKind, hipStream_t, hipStreamCaptureMode,
 };
 use peerlane_hal::{ErrorKind, Region as _};
 pub(crate) use peerlane_rocm::{Engine, Error, Fabric, Local, Options, Remote, SignalBy, Stream};
-use peerlane_simulated_driver::Driver;
+use peerlane_simulated_driver::{Driver, Rocm};
 
-pub(crate) use crate::support::{connected, pattern, soon};
+pub(crate) use crate::support::{connected, driver, pattern, soon};
 
-pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
-    crate::support::driver(crate::RELEASE)
+/// Installs the oldest supported release: without batched memory operations, and without copies that use no compute
+/// units.
+pub(crate) fn oldest_driver() -> Driver {
+    Rocm::release("5.7").install()
 }
 
 /// Opens connected ranks of this process, each on the device with its number.

@@ -1,7 +1,5 @@
 //! Tests flags in host memory that several fabrics of a rank share, on the simulated driver.
 
-mod support;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,7 +9,9 @@ use peerlane_hal::{
     Region as _, Role, Space, Ticket,
 };
 use peerlane_host as host;
-use support::{driver, pointer, ranks, soon};
+use peerlane_simulated_driver::in_own_process;
+
+use crate::support::{driver, pointer, ranks, soon};
 
 type OpOf<'a> = Op<'a, Local, Remote>;
 
@@ -127,29 +127,31 @@ fn a_flag_between_the_engines_of_two_fabrics() {
 /// Regions that share pages share one registration with the driver, which ends with the last region.
 #[test]
 fn pages_are_registered_once() {
-    let (driver, _turn) = driver();
-    let fabrics = ranks(2).unwrap();
-    let (registered, given_back) = ("cuMemHostRegister_v2", "cuMemHostUnregister");
-    let words = zeros(8 << 10);
-    // Each engine registers a page of its own.
-    let mut engine = fabrics[1].engine(Default::default()).unwrap();
-    let before = [registered, given_back].map(|call| driver.calls(call));
-    let calls = |driver: &peerlane_simulated_driver::Driver| {
-        [driver.calls(registered) - before[0], driver.calls(given_back) - before[1]]
-    };
-    let whole = register(&fabrics[0], address(&words), words.len() as u64);
-    let part = register(&fabrics[1], address(&words[100..]), 8);
-    let again = register(&fabrics[0], address(&words[100..]), 8);
-    assert_eq!(calls(&driver), [1, 0]);
-    drop((whole, again));
-    assert_eq!(calls(&driver), [1, 0]);
-    let last = submit(&mut engine, &[signal(&part.0, 2, 6)]);
-    finish(&mut engine, last);
-    assert_eq!(words[102].load(Ordering::Acquire), 6);
-    drop(part);
-    assert_eq!(calls(&driver), [1, 1]);
-    drop(register(&fabrics[0], address(&words[4000..]), 4));
-    assert_eq!(calls(&driver), [2, 2]);
+    in_own_process(|| {
+        let (driver, _turn) = driver();
+        let fabrics = ranks(2).unwrap();
+        let (registered, given_back) = ("cuMemHostRegister_v2", "cuMemHostUnregister");
+        let words = zeros(8 << 10);
+        // Each engine registers a page of its own.
+        let mut engine = fabrics[1].engine(Default::default()).unwrap();
+        let before = [registered, given_back].map(|call| driver.calls(call));
+        let calls = |driver: &peerlane_simulated_driver::Driver| {
+            [driver.calls(registered) - before[0], driver.calls(given_back) - before[1]]
+        };
+        let whole = register(&fabrics[0], address(&words), words.len() as u64);
+        let part = register(&fabrics[1], address(&words[100..]), 8);
+        let again = register(&fabrics[0], address(&words[100..]), 8);
+        assert_eq!(calls(&driver), [1, 0]);
+        drop((whole, again));
+        assert_eq!(calls(&driver), [1, 0]);
+        let last = submit(&mut engine, &[signal(&part.0, 2, 6)]);
+        finish(&mut engine, last);
+        assert_eq!(words[102].load(Ordering::Acquire), 6);
+        drop(part);
+        assert_eq!(calls(&driver), [1, 1]);
+        drop(register(&fabrics[0], address(&words[4000..]), 4));
+        assert_eq!(calls(&driver), [2, 2]);
+    });
 }
 
 #[test]

@@ -1,12 +1,10 @@
 //! Tests memory and streams of cudarc on the simulated driver.
-#![cfg(feature = "cudarc")]
-
-mod support;
 
 use cudarc::driver::CudaContext;
 use peerlane_cuda::{RegionView as _, SliceMemory as _, Stream};
 use peerlane_hal::{At, CopyEngine as _, Fabric as _, Op, PeerMemory as _, Rank, Role};
-use support::{announce, arrivals, await_arrival, driver, ranks, soon};
+
+use crate::support::{announce, arrivals, await_arrival, driver, ranks, soon};
 
 #[test]
 fn a_slice_is_put_to_a_region_that_cudarc_reads() {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{CopyEngine, Ticket};
 
 use crate::backend::{SignalBy, driver};
-use crate::shared::costs;
-use crate::shared::world::{GatherOptions, PLAIN, world};
+use crate::streams::costs;
+use crate::streams::world::{GatherOptions, PLAIN, world};
 
 /// Calls that a start may make.
 const CALLS: [&str; 5] = [

@@ -1,13 +1,13 @@
 //! Tests registration, export and import between ranks of one process, on the simulated driver.
 
-mod support;
-
 use peerlane_cuda::{Fabric, Options};
 use peerlane_hal::{
     At, CopyEngine as _, Error as _, ErrorKind, Fabric as _, LinkKind, Op, PeerMemory as _, Rank,
     Region as _, RemoteKey as _, Role, Ticket,
 };
-use support::{
+use peerlane_simulated_driver::in_own_process;
+
+use crate::support::{
     Allocation, Segments, announce, arrivals, await_arrival, driver, pattern, pointer, ranks, soon,
 };
 
@@ -61,53 +61,56 @@ fn memory_is_zero_at_first_and_holds_what_is_copied() {
 
 #[test]
 fn bytes_reach_every_kind_of_memory_of_another_device() {
-    let (driver, _turn) = driver();
-    let before = live_resources(&driver);
-    {
-        let fabrics = ranks(2).unwrap();
-        assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::NvLink);
-        assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Local);
-        let mut engine = fabrics[0].engine(Default::default()).unwrap();
-        let (allocation, segments) = (Allocation::new(1, 4096), Segments::new(1, 3, true));
-        let memory = fabrics[1].memory();
-        // The mapped region starts inside the first segment and ends inside the third.
-        let start = segments.address + segments.segment_bytes - 100;
-        // SAFETY: both outlive their registration and its import.
-        let legacy =
-            unsafe { memory.register(pointer(allocation.address + 3), 999, Role::Data) }.unwrap();
-        let span = segments.segment_bytes + 300;
-        // SAFETY: as above.
-        let mapped = unsafe { memory.register(pointer(start), span, Role::Data) }.unwrap();
-        let own = memory.allocate(1 << 16, Role::Data).unwrap();
-        let arrivals = arrivals(&fabrics[1]);
-        let key = memory.export(&arrivals).unwrap();
-        let their_arrivals = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
-        for (seed, target) in [(1, &legacy), (2, &mapped), (3, &own)] {
-            let key = memory.export(target).unwrap();
-            let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
-            let bytes = target.bytes();
-            let source = fabrics[0].memory().allocate(bytes, Role::Data).unwrap();
-            // SAFETY: nobody else accesses these bytes of the region now.
-            unsafe { source.upload(0, &pattern(seed, bytes as usize)) }.unwrap();
-            let put = Op::Put {
-                dst: At { region: &remote, offset: 0 },
-                src: At { region: &source, offset: 0 },
-                bytes,
-            };
-            let ops = [put, announce(&their_arrivals, u64::from(seed))];
-            // SAFETY: all regions live until the ticket is complete, and no other code uses them.
-            let ticket = unsafe { engine.submit(&ops) }.unwrap();
-            finish(&mut engine, ticket);
-            await_arrival(&arrivals, u64::from(seed));
-            let mut seen = vec![0; bytes as usize];
-            // SAFETY: nobody else accesses these bytes of the region now.
-            unsafe { target.download(0, &mut seen) }.unwrap();
-            assert_eq!(seen, pattern(seed, bytes as usize));
+    in_own_process(|| {
+        let (driver, _turn) = driver();
+        let before = live_resources(&driver);
+        {
+            let fabrics = ranks(2).unwrap();
+            assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::NvLink);
+            assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Local);
+            let mut engine = fabrics[0].engine(Default::default()).unwrap();
+            let (allocation, segments) = (Allocation::new(1, 4096), Segments::new(1, 3, true));
+            let memory = fabrics[1].memory();
+            // The mapped region starts inside the first segment and ends inside the third.
+            let start = segments.address + segments.segment_bytes - 100;
+            // SAFETY: both outlive their registration and its import.
+            let legacy =
+                unsafe { memory.register(pointer(allocation.address + 3), 999, Role::Data) }
+                    .unwrap();
+            let span = segments.segment_bytes + 300;
+            // SAFETY: as above.
+            let mapped = unsafe { memory.register(pointer(start), span, Role::Data) }.unwrap();
+            let own = memory.allocate(1 << 16, Role::Data).unwrap();
+            let arrivals = arrivals(&fabrics[1]);
+            let key = memory.export(&arrivals).unwrap();
+            let their_arrivals = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
+            for (seed, target) in [(1, &legacy), (2, &mapped), (3, &own)] {
+                let key = memory.export(target).unwrap();
+                let remote = fabrics[0].memory().import(Rank(1), &key, soon()).unwrap();
+                let bytes = target.bytes();
+                let source = fabrics[0].memory().allocate(bytes, Role::Data).unwrap();
+                // SAFETY: nobody else accesses these bytes of the region now.
+                unsafe { source.upload(0, &pattern(seed, bytes as usize)) }.unwrap();
+                let put = Op::Put {
+                    dst: At { region: &remote, offset: 0 },
+                    src: At { region: &source, offset: 0 },
+                    bytes,
+                };
+                let ops = [put, announce(&their_arrivals, u64::from(seed))];
+                // SAFETY: all regions live until the ticket is complete, and no other code uses them.
+                let ticket = unsafe { engine.submit(&ops) }.unwrap();
+                finish(&mut engine, ticket);
+                await_arrival(&arrivals, u64::from(seed));
+                let mut seen = vec![0; bytes as usize];
+                // SAFETY: nobody else accesses these bytes of the region now.
+                unsafe { target.download(0, &mut seen) }.unwrap();
+                assert_eq!(seen, pattern(seed, bytes as usize));
+            }
         }
-    }
-    // An engine keeps its pages for the next engine, so allocations are not compared.
-    let after = live_resources(&driver);
-    assert_eq!(before[1..], after[1..], "{LIVE:?}");
+        // An engine keeps its pages for the next engine, so allocations are not compared.
+        let after = live_resources(&driver);
+        assert_eq!(before[1..], after[1..], "{LIVE:?}");
+    });
 }
 
 fn finish(engine: &mut peerlane_cuda::Engine, ticket: Ticket) {

@@ -1,16 +1,12 @@
 //! Tests registration, export and import between ranks of one process, on the simulated driver.
 
-mod support;
-
 use peerlane_hal::{
     Error as _, ErrorKind, Fabric as _, LinkKind, PeerMemory as _, Rank, Region as _,
     RemoteKey as _, Role,
 };
 use peerlane_rocm::{Fabric, Key};
-use support::{Allocation, contents, driver, pattern, put_and_read, ranks, register, soon};
 
-/// Newest release that the simulated driver emulates.
-const RELEASE: &str = "7.2";
+use crate::support::{Allocation, contents, driver, pattern, put_and_read, ranks, register, soon};
 
 /// Returns the error of a registration that must fail.
 fn refused(fabric: &Fabric, address: u64, bytes: u64, role: Role) -> String {
@@ -22,7 +18,7 @@ fn refused(fabric: &Fabric, address: u64, bytes: u64, role: Role) -> String {
 
 #[test]
 fn allocated_memory_is_zero_and_can_be_written() {
-    let (_driver, _turn) = driver(RELEASE);
+    let (_driver, _turn) = driver();
     let fabrics = ranks(1, false).unwrap();
     for bytes in [0, 1, 3, (1 << 20) - 1, (1 << 20) + 1, (3 << 20) + 7] {
         for role in [Role::Data, Role::Flags] {
@@ -48,7 +44,7 @@ fn allocated_memory_is_zero_and_can_be_written() {
 
 #[test]
 fn bytes_reach_every_kind_of_memory_of_another_device() {
-    let (driver, _turn) = driver(RELEASE);
+    let (driver, _turn) = driver();
     let mut fabrics = ranks(2, false).unwrap();
     assert_eq!(fabrics[0].link(Rank(1)).unwrap().kind, LinkKind::Xgmi);
     assert_eq!(fabrics[0].link(Rank(0)).unwrap().kind, LinkKind::Local);
@@ -69,7 +65,7 @@ fn bytes_reach_every_kind_of_memory_of_another_device() {
 
 #[test]
 fn flags_lie_in_fine_grained_memory() {
-    let (driver, _turn) = driver(RELEASE);
+    let (driver, _turn) = driver();
     let fabrics = ranks(1, false).unwrap();
     let before = driver.calls("hipExtMallocWithFlags");
     let flags = fabrics[0].memory().allocate(64, Role::Flags).unwrap();
@@ -90,7 +86,7 @@ fn flags_lie_in_fine_grained_memory() {
 
 #[test]
 fn other_memory_is_rejected_with_the_reason() {
-    let (_driver, _turn) = driver(RELEASE);
+    let (_driver, _turn) = driver();
     let fabrics = ranks(1, false).unwrap();
     let refused = |address, bytes| refused(&fabrics[0], address, bytes, Role::Data);
     let here = Box::new([0_u8; 64]);
@@ -114,7 +110,7 @@ fn other_memory_is_rejected_with_the_reason() {
 
 #[test]
 fn keys_of_freed_memory_and_of_other_backends_are_rejected() {
-    let (_driver, _turn) = driver(RELEASE);
+    let (_driver, _turn) = driver();
     let fabrics = ranks(2, false).unwrap();
     let region = fabrics[1].memory().allocate(64, Role::Data).unwrap();
     let key = fabrics[1].memory().export(&region).unwrap();
@@ -139,7 +135,7 @@ fn keys_of_freed_memory_and_of_other_backends_are_rejected() {
 
 #[test]
 fn an_allocation_that_is_too_large_names_the_bytes() {
-    let (_driver, _turn) = driver(RELEASE);
+    let (_driver, _turn) = driver();
     let fabrics = ranks(1, false).unwrap();
     for (bytes, role) in [(1 << 50, Role::Data), (u64::MAX, Role::Data), (1 << 50, Role::Flags)] {
         let error = fabrics[0].memory().allocate(bytes, role).unwrap_err();
@@ -151,7 +147,7 @@ fn an_allocation_that_is_too_large_names_the_bytes() {
 
 #[test]
 fn devices_without_peer_access_are_staged_on_the_host() {
-    let (driver, _turn) = driver(RELEASE);
+    let (driver, _turn) = driver();
     driver.set("P2P", "off");
     let staged = ranks(2, false);
     let strict = ranks(2, true);
@@ -172,7 +168,7 @@ fn devices_without_peer_access_are_staged_on_the_host() {
 
 #[test]
 fn nics_get_a_dma_buf_and_the_flush_that_it_needs() {
-    let (driver, _turn) = driver(RELEASE);
+    let (driver, _turn) = driver();
     let allocation = Allocation::new(0, 1 << 16);
     let open = |nic_writes| {
         driver.set("NIC_WRITES", nic_writes);
@@ -204,7 +200,7 @@ fn nics_get_a_dma_buf_and_the_flush_that_it_needs() {
 
 #[test]
 fn a_failed_query_gives_no_flag_value() {
-    let (driver, _turn) = driver(RELEASE);
+    let (driver, _turn) = driver();
     let fabrics = ranks(1, false).unwrap();
     let flags = fabrics[0].memory().allocate(8, Role::Flags).unwrap();
     driver.fail_always("hipEventQuery", 0, 600);
@@ -215,7 +211,7 @@ fn a_failed_query_gives_no_flag_value() {
 
 #[test]
 fn invalid_arguments_of_open_are_named() {
-    let (_driver, _turn) = driver(RELEASE);
+    let (_driver, _turn) = driver();
     let open = |rank, ranks, device| Fabric::open(Rank(rank), ranks, device).unwrap_err();
     let error = open(2, 2, 0);
     assert_eq!(

@@ -1,7 +1,5 @@
 //! Tests imports between processes on the simulated driver.
 
-mod support;
-
 use std::time::Duration;
 
 use peerlane_cuda::{Engine, Fabric, Key, Local, Remote};
@@ -11,7 +9,8 @@ use peerlane_hal::{
 };
 use peerlane_host as host;
 use peerlane_simulated_driver::{Other, hear, tell};
-use support::{
+
+use crate::support::{
     Allocation, Segments, announce, arrivals, await_arrival, driver, pattern, pointer, soon,
 };
 
@@ -30,7 +29,7 @@ struct Pair {
 impl Pair {
     fn open() -> Self {
         let mut fabric = Fabric::open(OWNER, 2, 0).unwrap();
-        let mut other = Other::start("importer", &[]);
+        let mut other = Other::start("processes::importer", &[]);
         other.tell(&fabric.address());
         let address = other.hear();
         fabric.connect(IMPORTER, &address, soon()).unwrap();
@@ -80,7 +79,7 @@ impl Pair {
 
 /// The other process: executes the commands that it receives.
 #[test]
-#[ignore = "started by the other tests of this program"]
+#[ignore = "started by the other tests of this file"]
 fn importer() {
     let (driver, _turn) = driver();
     let address = hear().expect("an address");
@@ -283,7 +282,7 @@ fn a_killed_peer_is_reported_and_the_context_survives() {
     let (_driver, _turn) = driver();
     let mut pair = Pair::open();
     let address = pair.fabric.address();
-    let mut other = Other::start("importer", &[]);
+    let mut other = Other::start("processes::importer", &[]);
     other.tell(&address);
     let lost = other.hear();
     other.kill();
