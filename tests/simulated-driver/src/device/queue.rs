@@ -43,6 +43,10 @@ struct State {
     /// A command is out of the queue and not done.
     running: bool,
     closed: bool,
+    /// The thread of the queue waits for a command.
+    resting: bool,
+    /// Number of callers that wait for a command to be done.
+    callers: usize,
     /// Set while commands are recorded instead of run.
     member: Option<Member>,
 }
@@ -54,7 +58,10 @@ pub(crate) struct Queue {
     /// The hardware queue.
     channel: usize,
     state: Mutex<State>,
-    changed: Condvar,
+    /// Wakes the thread of the queue.
+    submitted: Condvar,
+    /// Wakes callers that wait.
+    done: Condvar,
 }
 
 impl Queue {
@@ -62,7 +69,8 @@ impl Queue {
     pub(super) fn start(session: Arc<Session>, kind: QueueKind) -> Arc<Self> {
         Counter::LiveStreams.add(session.device(), 1);
         let (channel, state) = (session.channel(), Mutex::default());
-        let queue = Arc::new(Self { session, kind, channel, state, changed: Condvar::new() });
+        let (submitted, done) = (Condvar::new(), Condvar::new());
+        let queue = Arc::new(Self { session, kind, channel, state, submitted, done });
         let worker = queue.clone();
         let name = format!("sim-queue-{}", queue.session.device());
         std::thread::Builder::new()
@@ -88,7 +96,9 @@ impl Queue {
                 if state.closed {
                     return;
                 }
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.resting = true;
+                state = self.submitted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.resting = false;
                 continue;
             };
             state.running = true;
@@ -106,7 +116,10 @@ impl Queue {
             self.session.leave_channel(self.channel, number);
             state = lock(&self.state);
             state.running = false;
-            self.changed.notify_all();
+            // A notification is a system call even if nobody waits.
+            if state.callers > 0 {
+                self.done.notify_all();
+            }
         }
     }
 
@@ -117,7 +130,7 @@ impl Queue {
             state.closed = true;
             Counter::LiveStreams.add(self.session.device(), -1);
         }
-        self.changed.notify_all();
+        self.submitted.notify_one();
     }
 
     /// Takes a command: into the capture, if there is one, or to be run.
@@ -145,7 +158,12 @@ impl Queue {
         }
         let number = self.session.enter_channel(self.channel);
         state.pending.push_back((number, command));
-        self.changed.notify_all();
+        let is_resting = state.resting;
+        // The woken thread takes the lock at once.
+        drop(state);
+        if is_resting {
+            self.submitted.notify_one();
+        }
         Ok(())
     }
 
@@ -192,15 +210,18 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits for a change; `None` after the deadline.
+    /// Waits until a command is done; `None` after the deadline.
     fn wait_until<'a>(
         &self,
-        state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, State>,
         deadline: Instant,
     ) -> Option<MutexGuard<'a, State>> {
         let left = deadline.checked_duration_since(Instant::now()).filter(|it| !it.is_zero())?;
-        let waited = self.changed.wait_timeout(state, left);
-        Some(waited.unwrap_or_else(PoisonError::into_inner).0)
+        state.callers += 1;
+        let waited = self.done.wait_timeout(state, left);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.callers -= 1;
+        Some(state)
     }
 
     /// Looks at the queue's part in a capture, or changes it.
