@@ -27,6 +27,9 @@ fn main() -> ExitCode {
     let coarse =
         DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
     let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost, peer: None };
+    // Both pass everything on, so that a check fails whichever of them does not.
+    let passing = Layered::new(plain(), "fail-at", move |_: Rank| broken);
+    let traced = Layered::new(passing, "trace", |_: Rank| TraceLayer::new(TraceLog::new()));
     // As many as CUDA has: the ranks of a check share them, and it opens contexts more slowly with them.
     let connections = vec![(peerlane_cuda::connections().variable, "32".to_owned())];
     // The driver opens a context for each check otherwise.
@@ -44,7 +47,6 @@ fn main() -> ExitCode {
         .with(cuda("-self-copy-by-link", |options| options.self_copy = SelfCopy::Link))
         .with_layers(delayed)
         .with_layers(Layered::new(plain(), "downgrade", move |_| coarse))
-        .with_layers(Layered::new(plain(), "fail-at", move |_| broken))
-        .with_layers(Layered::new(plain(), "trace", |_| TraceLayer::new(TraceLog::new())))
+        .with_layers(traced)
         .run()
 }

@@ -1,15 +1,13 @@
-//! Runs the conformance suite on the ROCm backend, with each kind of signal and under the layers.
+//! Runs the conformance suite on the ROCm backend, with each kind of engine and of signal.
+//!
+//! The layers wrap engines over streams, which are those of CUDA, under `cuda.rs`.
 //!
 //! It runs on GPUs if there are any, otherwise on the simulated driver.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
-use peerlane_hal::{ErrorKind, Rank};
 use peerlane_rocm::{Context, EngineKind, Options, SelfCopy, SignalBy};
-use peerlane_tests::middleware::{
-    DelayLayer, DowngradeLayer, FailAtLayer, Layered, TraceLayer, TraceLog,
-};
+use peerlane_tests::middleware::{DowngradeLayer, Layered};
 use peerlane_tests::{GpuDriver, RocmHarness, Suite};
 
 fn main() -> ExitCode {
@@ -22,11 +20,8 @@ fn main() -> ExitCode {
     };
     let plain = || rocm("-streams", |options| options.engine = EngineKind::Streams);
     let sdma = || rocm("-sdma", |options| options.engine = EngineKind::Sdma);
-    let delayed =
-        Layered::new(plain(), "delay", |_: Rank| DelayLayer::new(1, Duration::from_micros(60)));
     let coarse =
         DowngradeLayer { slice_ops_max: 3, put_align_bytes: 32, ..DowngradeLayer::default() };
-    let broken = FailAtLayer { ops: u64::MAX, kind: ErrorKind::DeviceLost, peer: None };
     let mut suite = match driver.shares_devices::<Context>() {
         true => Suite::new().process_each(Vec::new()),
         // To give memory back, HIP waits for all streams of the device.
@@ -44,9 +39,5 @@ fn main() -> ExitCode {
     suite
         .with(rocm("-signal-by-copy", |options| options.signal = Some(SignalBy::Copy)))
         .with(rocm("-self-copy-by-link", |options| options.self_copy = SelfCopy::Link))
-        .with_layers(delayed)
-        .with_layers(Layered::new(plain(), "downgrade", move |_| coarse))
-        .with_layers(Layered::new(plain(), "fail-at", move |_| broken))
-        .with_layers(Layered::new(plain(), "trace", |_| TraceLayer::new(TraceLog::new())))
         .run()
 }

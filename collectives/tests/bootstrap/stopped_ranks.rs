@@ -60,8 +60,9 @@ fn open(bootstrap: TcpBootstrap) -> Result<(), Error> {
 fn nobody_waits_for_an_answer_of_a_rank_that_is_stopped() {
     for (victim, call) in [(1, "exchange"), (2, "exchange"), (0, "open"), (1, "open")] {
         let hub = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let mut ranks = [0, 1, 2]
-            .map(|rank| start("stopped_ranks::rank_process", &format!("{hub} {rank} {victim} {call}")));
+        let mut ranks = [0, 1, 2].map(|rank| {
+            start("stopped_ranks::rank_process", &format!("{hub} {rank} {victim} {call}"))
+        });
         ranks.iter_mut().for_each(|(_, lines)| drop(said(lines, "joined: ")));
         let stopped = i32::try_from(ranks[victim as usize].0.id()).unwrap();
         // SAFETY: the process is one of this test.

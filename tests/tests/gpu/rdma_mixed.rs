@@ -5,14 +5,12 @@
 //! memory. The nodes are network namespaces, each with its own RDMA device; without these the tests
 //! are skipped.
 
-#[path = "mixed_support/mod.rs"]
-mod mixed_support;
-#[path = "rdma_support/mod.rs"]
+mod blocking;
+mod cuda;
+mod mixed;
+#[path = "../rdma_support/mod.rs"]
 mod rdma_support;
-#[path = "gpu_support/mod.rs"]
 mod support;
-#[path = "cuda_support/mod.rs"]
-mod vendor;
 
 use std::process::ExitCode;
 
@@ -21,9 +19,10 @@ use peerlane_rdma::{DeviceChoice, Fabric, Options};
 use peerlane_tests::processes::{Child, Parent};
 use peerlane_tests::{GpuDriver, Outcome};
 
-use mixed_support::processes::Kind::{Cuda, Host};
-use mixed_support::processes::{Processes, Scenario};
-use mixed_support::rank;
+use self::cuda as vendor;
+use mixed::processes::Kind::{Cuda, Host};
+use mixed::processes::{Processes, Scenario};
+use mixed::rank;
 use rdma_support::{hub_address, nodes, reason_to_skip};
 
 const PROCESSES: [Processes; 6] = [

@@ -1,14 +1,36 @@
-//! Runs whole groups over the streams of the ROCm backend, one process for each rank.
+//! Runs whole groups over the ROCm backend, one process for each rank: what they do, what goes wrong.
+//!
+//! It runs on GPUs if there are any, otherwise on the simulated driver. The modules are shared with the other programs
+//! of this folder, as far as these use them; `vendor` is what differs between vendors.
 
-#[path = "gpu_processes/mod.rs"]
+mod faults;
 mod processes;
-#[path = "gpu_support/mod.rs"]
+mod rocm;
+mod rocm_faults;
 mod support;
-#[path = "rocm_support/mod.rs"]
-mod vendor;
 
 use std::process::ExitCode;
 
+use libtest_mimic::Arguments;
+use peerlane_tests::GpuDriver;
+use peerlane_tests::processes::Parent;
+
+use self::rocm as vendor;
+use self::rocm_faults::{driver, opening};
+
 fn main() -> ExitCode {
-    processes::main()
+    if let Some(parent) = Parent::find() {
+        let outcome = match parent.role() {
+            processes::ROLE => processes::run_rank(&parent),
+            _ => faults::run_rank(&parent),
+        };
+        return parent.exit_code(outcome);
+    }
+    let driver = GpuDriver::load::<vendor::Context>();
+    eprintln!("running on: {driver:?}");
+    let mut arguments = Arguments::from_args();
+    // Ranks share the processors already, and several cases say how soon something must be over.
+    arguments.test_threads.get_or_insert(1);
+    let trials = [processes::trials(driver), faults::trials(driver)];
+    libtest_mimic::run(&arguments, trials.into_iter().flatten().collect()).exit_code()
 }

@@ -1,7 +1,6 @@
 //! Runs whole all-gathers of threads over SDMA engines with every algorithm of one node, on GPUs if
 //! there are any.
 
-#[path = "rocm_support/blocking.rs"]
 mod blocking;
 
 use std::sync::{Mutex, PoisonError};

@@ -56,13 +56,14 @@ enum Backend {
 
 /// The test programs that only `cargo xtask test --all` runs, and what each adds to the others. They take three
 /// quarters of the time of all tests.
-const LONG: [(&str, &str); 19] = [
+const LONG: [(&str, &str); 16] = [
     ("all_gather_simulation", "all-gathers under many seeds"),
     ("checks_can_fail", "every check against a broken backend"),
     ("cuda", "the contract on CUDA; the tests of its engine run in any case"),
-    ("cuda_costs", "the driver calls of each start, on CUDA"),
-    ("cuda_faults", "faults of every CUDA call"),
-    ("cuda_processes", "ranks that are processes, on CUDA"),
+    (
+        "cuda_ranks",
+        "ranks that are processes on CUDA, faults of every call, and the calls of each start",
+    ),
     ("kill", "ranks that are killed in every phase"),
     ("mixed_processes", "processes with memory of several kinds"),
     ("program_gpu", "the program on GPUs"),
@@ -71,8 +72,7 @@ const LONG: [(&str, &str); 19] = [
     ("rdma_mixed", "needs RDMA devices"),
     ("rdma_processes", "needs RDMA devices"),
     ("rocm", "the contract on ROCm, whose engine is that of CUDA"),
-    ("rocm_faults", "faults of every HIP call"),
-    ("rocm_processes", "ranks that are processes, on ROCm"),
+    ("rocm_ranks", "ranks that are processes on ROCm, and faults of every call"),
     ("rocm_sdma", "the contract and processes on SDMA engines"),
     ("sdma", "SDMA engines on a simulated HSA runtime"),
     ("staged", "memory of devices on networks that do not reach it"),

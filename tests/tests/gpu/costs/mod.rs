@@ -4,32 +4,22 @@
 //! The simulated driver counts its calls; on GPUs only allocations are counted, and the use of compute units is observed.
 //! Each rank is a process.
 
-#[path = "../steady_state/counting.rs"]
-mod counting;
-#[path = "../steady_state/rest.rs"]
-mod rest;
-
-#[path = "../gpu_support/mod.rs"]
-mod support;
-#[path = "../cuda_support/mod.rs"]
-mod vendor;
-
 mod calls;
 mod compute;
 mod machine;
 
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::time::Duration;
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 use peerlane_collectives::bootstrap::tcp::Hub;
 use peerlane_hal::Deadline;
 use peerlane_tests::processes::{Child, Parent};
 use peerlane_tests::{Failure, GpuDriver, Outcome};
 
-use support::data::{check, unexpected};
-use support::test_rank::TestRank;
-use vendor::Context;
+use crate::support::data::{check, unexpected};
+use crate::support::test_rank::TestRank;
+use crate::vendor::Context;
 
 /// Why most of it is not looked at on GPUs.
 const COUNTED: &str = "only the simulated driver counts";
@@ -48,14 +38,11 @@ const ENGINES: [Variables; 4] = [
 ];
 const LEFTOVERS: [Variables; 3] = [&[], &[("VMM", "off")], &[("PEER_WRITES", "refuse")]];
 
-fn main() -> ExitCode {
-    if let Some(parent) = Parent::find() {
-        return parent.exit_code(run_rank(&parent));
-    }
-    let driver = GpuDriver::load::<Context>();
-    eprintln!("running on: {driver:?}");
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(1);
+/// The role of a process that is one rank.
+pub(crate) const ROLE: &str = "cost";
+
+/// Lists what is counted.
+pub(crate) fn trials(driver: GpuDriver) -> Vec<Trial> {
     let mut trials = Vec::new();
     let mut add = |bill: Bill| {
         let runs = match bill.what {
@@ -63,7 +50,7 @@ fn main() -> ExitCode {
             "compute_units" => driver == GpuDriver::Device,
             _ => driver == GpuDriver::Simulated,
         };
-        let name = format!("{}::{bill}", driver.name::<Context>());
+        let name = format!("{}::costs::{bill}", driver.name::<Context>());
         let trial = Trial::test(name, move || bill.run(driver).map_err(Into::into));
         trials.push(trial.with_ignored_flag(!runs));
     };
@@ -81,7 +68,7 @@ fn main() -> ExitCode {
     add(Bill { what: "compute_units", ranks: 1, variables: &[] });
     let why = if driver == GpuDriver::Device { COUNTED } else { OBSERVED };
     eprintln!("some are ignored: {why}");
-    libtest_mimic::run(&arguments, trials).exit_code()
+    trials
 }
 
 /// What is counted, of how many ranks, on which machine.
@@ -120,7 +107,8 @@ impl Bill {
             Failure::new(format!("cannot find the file of the test program: {error}"))
         })?;
         let mut command = Command::new(program);
-        command.env("PEERLANE_TEST_ROLE", self.what);
+        command.env("PEERLANE_TEST_ROLE", ROLE);
+        command.env("PEERLANE_TEST_WHAT", self.what);
         command.env("PEERLANE_TEST_RANK", rank.to_string());
         command.env("PEERLANE_TEST_RANKS", self.ranks.to_string());
         command.env("PEERLANE_TEST_HUBS", hubs);
@@ -138,16 +126,16 @@ impl Bill {
 }
 
 /// One rank.
-fn run_rank(parent: &Parent) -> Outcome {
+pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let mut test_rank = TestRank::open(parent)?;
-    match parent.role() {
+    match parent.value::<String>("WHAT")?.as_str() {
         "calls" => calls::calls(&mut test_rank),
         "allocations" => calls::allocations(&mut test_rank),
         "copies" => machine::copies(&mut test_rank),
         "leftovers" => machine::leftovers(&mut test_rank),
         "compute_units" => compute::compute_units(&mut test_rank),
         "captured_leftovers" => machine::captured_leftovers(&mut test_rank),
-        role => Err(Failure::new(format!("there is no role {role:?}"))),
+        what => Err(Failure::new(format!("nothing is called {what:?}"))),
     }?;
     test_rank.group.close().map_err(unexpected)?;
     parent.print_line("done");

@@ -11,10 +11,17 @@ use std::path::PathBuf;
 
 pub(crate) use peerlane_cuda::{Context, Fabric, Local, Options};
 
+use peerlane_tests::GpuDriver;
+
 use crate::support::machine::Machine;
 
 /// Whether the engines run reductions.
 pub(crate) const REDUCES: bool = true;
+
+/// Returns whether the tests of these engines also show what all vendors have in common.
+pub(crate) fn shows_all(_: GpuDriver, _: &str) -> bool {
+    true
+}
 
 /// The kinds of engines that there are.
 pub(crate) const ENGINES: &[&str] = &["streams"];

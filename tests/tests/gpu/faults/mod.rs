@@ -15,9 +15,7 @@ mod rank;
 mod staged;
 mod survivor;
 
-use std::process::ExitCode;
-
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 use peerlane_tests::processes::Parent;
 use peerlane_tests::{Failure, GpuDriver, Outcome};
 
@@ -27,28 +25,20 @@ use crate::vendor::Context;
 /// Why a fault is not tried on GPUs.
 const ON_DEMAND: &str = "the fault is made inside of the simulated driver";
 
-pub(crate) fn main() -> ExitCode {
-    if let Some(parent) = Parent::find() {
-        return parent.exit_code(run_rank(&parent));
-    }
-    let driver = GpuDriver::load::<Context>();
-    eprintln!("running on: {driver:?}");
-    let mut arguments = Arguments::from_args();
-    // Several cases say how soon something must be over.
-    arguments.test_threads.get_or_insert(1);
+/// Lists the faults.
+pub(crate) fn trials(driver: GpuDriver) -> Vec<Trial> {
     let faults =
         [opening::faults(), memory::faults(), driver_variants::faults(), engines::faults()];
-    let faults = faults.into_iter().flatten().chain(staged::faults()).chain(peers::faults());
+    let faults = faults.into_iter().flatten().chain(staged::faults()).chain(peers::faults(driver));
     let trials = faults.map(|Fault { name, on_demand, run }| {
-        let name = format!("{}::{name}", driver.name::<Context>());
+        let name = format!("{}::faults::{name}", driver.name::<Context>());
         Trial::test(name, move || run(driver).map_err(Into::into))
             .with_ignored_flag(on_demand && driver == GpuDriver::Device)
     });
-    let trials = trials.collect();
     if driver == GpuDriver::Device {
         eprintln!("some are ignored: {ON_DEMAND}");
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
+    trials.collect()
 }
 
 /// A call that fails after so many that do not, and how errors name it.
@@ -81,7 +71,7 @@ impl Fault {
 }
 
 /// What this process was started for.
-fn run_rank(parent: &Parent) -> Outcome {
+pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     match parent.role() {
         "open" => rank::open(parent),
         "gather" => rank::gather(parent),

@@ -13,7 +13,7 @@ use super::processes::{finish, patience, ranks, says};
 use super::survivor::Phase;
 use crate::driver::MAX_CONNECTIONS;
 use crate::support::data::check;
-use crate::vendor::{ENGINES, REDUCES};
+use crate::vendor::{ENGINES, REDUCES, shows_all};
 
 /// The kind that takes streams.
 const STREAMS: &str = "streams";
@@ -68,24 +68,33 @@ impl fmt::Display for Loss {
     }
 }
 
-pub(crate) fn faults() -> Vec<Fault> {
+pub(crate) fn faults(driver: GpuDriver) -> Vec<Fault> {
     let killed = |ranks, victim, phase| {
         let (end, engine) = (End::Killed, STREAMS);
         Loss { ranks, victim, phase, end, engine, connections: None, reduces: false }
     };
     let mut losses: Vec<Loss> = Phase::ALL.map(|phase| killed(3, 1, phase)).into();
-    losses.push(killed(3, 0, Phase::WhileItPushes));
-    losses.push(killed(2, 0, Phase::ReplayedMany));
-    for phase in [Phase::BeforeItStarts, Phase::WhileItPushes, Phase::Replayed] {
-        losses.extend([killed(2, 1, phase), killed(4, 2, phase)]);
-    }
-    for end in [End::Silent, End::Stopped] {
-        for phase in [Phase::BeforeItStarts, Phase::HostWaits, Phase::Replayed, Phase::BesideADrop]
-        {
-            losses.push(Loss { end, ..killed(3, 1, phase) });
+    let waiting = [
+        killed(3, 1, Phase::BeforeItStarts),
+        killed(3, 1, Phase::HostWaits),
+        killed(3, 1, Phase::Replayed),
+        killed(3, 1, Phase::BesideADrop),
+        killed(2, 0, Phase::ReplayedMany),
+        killed(2, 0, Phase::DroppedReplays),
+    ];
+    if shows_all(driver, STREAMS) {
+        losses.push(killed(3, 0, Phase::WhileItPushes));
+        losses.push(killed(2, 0, Phase::ReplayedMany));
+        for phase in [Phase::BeforeItStarts, Phase::WhileItPushes, Phase::Replayed] {
+            losses.extend([killed(2, 1, phase), killed(4, 2, phase)]);
         }
-        losses.push(Loss { end, ..killed(2, 0, Phase::ReplayedMany) });
-        losses.push(Loss { end, ..killed(2, 0, Phase::DroppedReplays) });
+        for end in [End::Silent, End::Stopped] {
+            losses.extend(waiting.map(|loss| Loss { end, ..loss }));
+        }
+    } else {
+        // Streams are released alike whether a peer is silent or stopped.
+        let ends = [End::Silent, End::Stopped].into_iter().cycle();
+        losses.extend(waiting.into_iter().zip(ends).map(|(loss, end)| Loss { end, ..loss }));
     }
     // A blocked stream blocks others of its context.
     for connections in MAX_CONNECTIONS.iter().copied() {

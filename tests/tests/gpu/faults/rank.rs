@@ -16,6 +16,8 @@ use crate::vendor::{Context, Fabric, options};
 
 pub(crate) const BLOCK_BYTES: usize = 5001;
 const STARTS: usize = 3;
+/// How long after its first start begins the device of a rank breaks.
+const BREAKS_AFTER: Duration = Duration::from_millis(400);
 
 /// How an error looks to the parent.
 pub(crate) fn fallen(step: &str, error: &Error) -> String {
@@ -154,7 +156,7 @@ fn inject(parent: &Parent, test_rank: &TestRank) -> Outcome {
         ["break", code] => {
             let (device, code) = (test_rank.gpu.ordinal, number(code));
             std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_secs(1));
+                std::thread::sleep(BREAKS_AFTER);
                 simulated().break_device(device, code);
             });
             // The device breaks while this rank waits for the others.
@@ -162,11 +164,11 @@ fn inject(parent: &Parent, test_rank: &TestRank) -> Outcome {
         ["destroy"] => {
             let device = test_rank.gpu.ordinal;
             std::thread::spawn(move || {
-                std::thread::sleep(Duration::from_secs(1));
+                std::thread::sleep(BREAKS_AFTER);
                 simulated().destroy_context(device);
             });
         }
-        ["sleep"] => std::thread::sleep(Duration::from_secs(3)),
+        ["sleep"] => std::thread::sleep(3 * BREAKS_AFTER),
         _ => {}
     }
     Ok(())

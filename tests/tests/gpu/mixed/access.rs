@@ -3,7 +3,7 @@
 use peerlane_collectives::group::MemoryRange;
 use peerlane_tests::Outcome;
 
-use super::blocking;
+use crate::blocking;
 use crate::vendor::gpu::Gpu;
 use crate::vendor::stream::CallerStream;
 

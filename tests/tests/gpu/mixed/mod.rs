@@ -4,7 +4,5 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub(crate) mod access;
-#[path = "../rocm_support/blocking.rs"]
-mod blocking;
 pub(crate) mod processes;
 pub(crate) mod rank;

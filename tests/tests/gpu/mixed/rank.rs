@@ -15,8 +15,8 @@ use peerlane_tests::processes::Parent;
 use peerlane_tests::{Failure, GpuDriver, Outcome};
 
 use super::access::Access;
-use super::blocking;
 use super::processes::{Kind, Scenario};
+use crate::blocking;
 use crate::support::data::{block, check, same, unexpected};
 use crate::vendor::gpu::Gpu;
 

@@ -12,13 +12,16 @@ use crate::support::test_rank::TestRank;
 
 const SEQUENCES: u64 = 32;
 const STEPS: u32 = 12;
+/// Those of groups of more than four ranks, which take as long as all others together.
+const SEQUENCES_LARGE: u64 = 8;
 /// Large enough that the heap grows.
 const BYTES_MAX: usize = 400_000;
 
-pub(crate) fn cases() -> Vec<Case> {
+pub(crate) fn cases(ranks: usize) -> Vec<Case> {
+    let sequences = if ranks > 4 { SEQUENCES_LARGE } else { SEQUENCES };
     let sequence =
         |seed| Case::new(format_args!("sequence {seed}"), move |test_rank| run(test_rank, seed));
-    (0..SEQUENCES).map(sequence).collect()
+    (0..sequences).map(sequence).collect()
 }
 
 fn run(test_rank: &mut TestRank, seed: u64) -> Outcome {

@@ -19,10 +19,10 @@ mod together;
 mod windows;
 
 use std::fmt;
-use std::process::ExitCode;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 use peerlane_tests::processes::Parent;
 use peerlane_tests::{GpuDriver, Outcome};
 
@@ -32,23 +32,11 @@ use crate::support::test_rank::TestRank;
 use crate::vendor::{self, Context, ENGINES, missing_engine};
 use parent::Processes;
 
-pub(crate) fn main() -> ExitCode {
-    if let Some(parent) = Parent::find() {
-        return parent.exit_code(run_rank(&parent));
-    }
-    let driver = GpuDriver::load::<Context>();
-    eprintln!("running on: {driver:?}");
-    let mut arguments = Arguments::from_args();
-    // Ranks share the processors already.
-    arguments.test_threads.get_or_insert(1);
-    let scenarios = (1..=4).flat_map(|ranks| Scenario::SMALL.map(|scenario| (ranks, scenario)));
-    let large =
-        (5..=9).flat_map(|ranks| [(ranks, Scenario::Shapes), (ranks, Scenario::BackToBack)]);
-    let heap = (5..=8).map(|ranks| (ranks, Scenario::Heap));
-    let algorithms = (1..=9).map(|ranks| (ranks, Scenario::Algorithms));
-    let on_all = scenarios.chain(large).chain(heap).chain(algorithms);
-    let on_all = on_all.map(|(ranks, scenario)| (ranks, scenario, Machine::Whole));
-    let on_all: Vec<_> = on_all.collect();
+/// The role of a process that is one rank of a scenario.
+pub(crate) const ROLE: &str = "rank";
+
+/// Lists the scenarios.
+pub(crate) fn trials(driver: GpuDriver) -> Vec<Trial> {
     let trials = ENGINES.iter().flat_map(|engine| {
         let missing = missing_engine(engine);
         if let Some(why) = &missing {
@@ -56,11 +44,16 @@ pub(crate) fn main() -> ExitCode {
         }
         // Where there is one kind, its name tells nothing.
         let kind = if ENGINES.len() > 1 { format!("{engine}::") } else { String::new() };
-        let others = machine::MACHINES.iter().chain(vendor::MACHINES);
+        let shows_all = vendor::shows_all(driver, engine);
+        let shared = if shows_all { machine::MACHINES } else { machine::STAGED };
+        let others = shared.iter().chain(vendor::MACHINES);
         let on_others = others.flat_map(|machine| {
             Scenario::on_other_machines(engine).iter().map(|scenario| (3, *scenario, *machine))
         });
-        let suited = on_all.iter().copied().filter(|(_, scenario, _)| scenario.suits(engine));
+        let suited = Scenario::ALL.into_iter().filter(|scenario| scenario.suits(engine));
+        let suited = suited.flat_map(|scenario| {
+            scenario.ranks(engine, shows_all).map(move |ranks| (ranks, scenario, Machine::Whole))
+        });
         let trial = move |(ranks, scenario, machine)| {
             let processes = Processes { driver, ranks, scenario, machine, engine };
             let driver = driver.name::<Context>();
@@ -70,11 +63,10 @@ pub(crate) fn main() -> ExitCode {
         };
         suited.chain(on_others).map(trial).collect::<Vec<_>>()
     });
-    let trials = trials.collect();
     if driver == GpuDriver::Device {
         eprintln!("some are ignored: {}; {}", parent::TOO_MANY, parent::OTHER);
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
+    trials.collect()
 }
 
 /// Cases that one set of processes lives through.
@@ -95,8 +87,8 @@ enum Scenario {
 }
 
 impl Scenario {
-    /// Those of every number of ranks up to four.
-    const SMALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
+        Self::Algorithms,
         Self::Shapes,
         Self::BackToBack,
         Self::Delayed,
@@ -109,6 +101,17 @@ impl Scenario {
         Self::Channels,
         Self::Reductions,
     ];
+
+    /// Returns the numbers of ranks with which these engines run it.
+    fn ranks(self, engine: &str, shows_all: bool) -> RangeInclusive<usize> {
+        match self {
+            _ if !shows_all => 3..=3,
+            Self::Algorithms => 1..=9,
+            Self::Shapes | Self::BackToBack if engine == "streams" => 1..=9,
+            Self::Heap => 1..=8,
+            _ => 1..=4,
+        }
+    }
 
     /// Returns whether these engines can run it: engines that the host drives take no streams.
     fn suits(self, engine: &str) -> bool {
@@ -132,7 +135,7 @@ impl Scenario {
             Self::Together => together::cases(),
             Self::Windows => windows::cases(),
             Self::Resized => resized::cases(),
-            Self::Heap => heap::cases(),
+            Self::Heap => heap::cases(ranks),
             Self::Channels => channels::cases(),
             Self::Reductions => reductions::cases(),
         }
@@ -162,8 +165,7 @@ impl FromStr for Scenario {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let mut all = Self::SMALL.into_iter().chain([Self::Algorithms]);
-        all.find(|scenario| scenario.to_string() == text).ok_or(())
+        Self::ALL.into_iter().find(|scenario| scenario.to_string() == text).ok_or(())
     }
 }
 
@@ -180,7 +182,7 @@ impl Case {
 }
 
 /// One rank of a scenario.
-fn run_rank(parent: &Parent) -> Outcome {
+pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let scenario: Scenario = parent.value("SCENARIO")?;
     let mut test_rank = TestRank::open(parent)?;
     for case in scenario.cases(test_rank.ranks) {

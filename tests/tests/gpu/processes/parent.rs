@@ -62,7 +62,7 @@ impl Processes {
             Failure::new(format!("cannot find the file of the test program: {error}"))
         })?;
         let mut command = Command::new(program);
-        command.env("PEERLANE_TEST_ROLE", "rank");
+        command.env("PEERLANE_TEST_ROLE", super::ROLE);
         for (name, value) in [
             ("RANK", rank.to_string()),
             ("RANKS", self.ranks.to_string()),
@@ -76,7 +76,7 @@ impl Processes {
             GpuDriver::Device => command.env(Context::CHOICE, "device"),
             GpuDriver::Simulated => self.simulate(rank, &mut command),
         };
-        Child::spawn("rank", command)
+        Child::spawn(super::ROLE, command)
     }
 
     /// A machine with a device for each rank, and with copies that take their time.

@@ -11,11 +11,18 @@ use std::path::PathBuf;
 
 pub(crate) use peerlane_rocm::{Context, EngineKind, Fabric, Local, Options};
 use peerlane_simulated_driver::Rocm;
+use peerlane_tests::GpuDriver;
 
 use crate::support::machine::Machine;
 
 /// Whether the engines run reductions.
 pub(crate) const REDUCES: bool = false;
+
+/// Returns whether the tests of these engines also show what all vendors have in common. On the simulated driver,
+/// streams of CUDA do.
+pub(crate) fn shows_all(driver: GpuDriver, engine: &str) -> bool {
+    driver == GpuDriver::Device || engine != "streams"
+}
 
 /// The kinds of engines that there are.
 pub(crate) const ENGINES: &[&str] = &["streams", "sdma"];

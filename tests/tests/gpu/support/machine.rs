@@ -13,6 +13,9 @@ pub(crate) enum Machine {
     Release(&'static str),
 }
 
+/// A machine on which vendors differ, because each registers memory of the host in its own way.
+pub(crate) const STAGED: &[Machine] = &[Machine::With("P2P", "off")];
+
 /// Machines of any vendor on which the engine goes other ways.
 pub(crate) const MACHINES: &[Machine] = &[
     // Everything through memory of the host; and some of it, between two islands.
