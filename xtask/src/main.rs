@@ -54,7 +54,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Task {
     /// Runs everything that must pass before a merge.
-    Ci,
+    Ci(ci::Options),
     /// Runs the tests of one backend, or of all that this machine can run.
     Test(test::Options),
     /// Generates the raw bindings to HIP and to the HSA runtime from Debian's newest headers.
@@ -98,7 +98,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
-        Task::Ci => ci::run(),
+        Task::Ci(options) => ci::run(&options),
         Task::Test(options) => test::run(&options),
         Task::Bindgen { check } => bindgen::run(check),
         Task::Header { check } => header::run(check),
