@@ -1,8 +1,17 @@
-//! The simulation of plans over links, against times worked out by hand and against the definition.
+//! Tests the simulation of plans over links.
+//!
+//! | module | shows |
+//! | --- | --- |
+//! | `algorithms` | every algorithm ends, moves what its definition says, and takes the time of its formula |
+//! | `by_hand` | small plans take the times that can be worked out in the head |
+//! | `faults` | plans and arguments that cannot be simulated are refused, with the reason |
+//! | `formulas` | the closed formulas of the cost model agree with the simulation |
+//! | `golden` | the times of a few topologies are those of a file |
 
 mod algorithms;
 mod by_hand;
 mod faults;
+mod formulas;
 mod golden;
 
 use peerlane_collectives::collective::Collective;
