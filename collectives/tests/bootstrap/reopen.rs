@@ -64,7 +64,7 @@ fn open_and_close(hub: &HubAddress, rank: Rank, ranks: usize, kept: &mut Kept, r
 
 #[test]
 fn groups_open_and_close_again_and_again_at_one_port_with_ranks_of_any_speed() {
-    for (ranks, rounds) in [(1, 10), (2, 200), (3, 50), (5, 20)] {
+    for (ranks, rounds) in [(1, 5), (2, 100), (3, 25), (5, 10)] {
         let hub = free_address();
         on_ranks(ranks, |rank, random| {
             let mut kept = Kept::new();
@@ -82,7 +82,7 @@ fn a_hub_outside_of_the_group_serves_one_group_after_another() {
     let address = HubAddress::External(hub.address().to_string());
     on_ranks(3, |rank, random| {
         let mut kept = Kept::new();
-        for _ in 0..50 {
+        for _ in 0..25 {
             pause(random);
             open_and_close(&address, rank, 3, &mut kept, random);
         }

@@ -10,9 +10,9 @@ use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 const RANKS: usize = 8;
-const DELAY_MAX: Duration = Duration::from_secs(2);
+const DELAY_MAX: Duration = Duration::from_secs(1);
 /// Longer than the longest delay, so that all ranks that come have joined before it passes.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// More than a busy machine needs; an idle one needs less than 50 ms.
 const LATE_MAX: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 50;

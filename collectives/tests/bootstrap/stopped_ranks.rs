@@ -58,26 +58,35 @@ fn open(bootstrap: TcpBootstrap) -> Result<(), Error> {
 
 #[test]
 fn nobody_waits_for_an_answer_of_a_rank_that_is_stopped() {
-    for (victim, call) in [(1, "exchange"), (2, "exchange"), (0, "open"), (1, "open")] {
-        let hub = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let mut ranks = [0, 1, 2].map(|rank| {
-            start("stopped_ranks::rank_process", &format!("{hub} {rank} {victim} {call}"))
-        });
-        ranks.iter_mut().for_each(|(_, lines)| drop(said(lines, "joined: ")));
-        let stopped = i32::try_from(ranks[victim as usize].0.id()).unwrap();
-        // SAFETY: the process is one of this test.
-        unsafe { libc::kill(stopped, libc::SIGSTOP) };
+    // At once, because each waits for its deadline.
+    thread::scope(|scope| {
+        for (victim, call) in [(1, "exchange"), (2, "exchange"), (0, "open"), (1, "open")] {
+            scope.spawn(move || assert_blames(victim, call));
+        }
+    });
+}
 
-        for (rank, (_, lines)) in (0..).zip(&mut ranks).filter(|(rank, _)| *rank != victim) {
-            let end = said(lines, "end: ");
-            let (late, how) = end.split_once(' ').unwrap();
-            assert_eq!(how, format!("Timeout Some({victim})"), "{call} on rank {rank}");
-            let late = Duration::from_millis(late.parse().unwrap());
-            assert!(late < ANSWER_TIMEOUT, "{call} on rank {rank}: {late:?} after its deadline");
-        }
-        for (process, _) in &mut ranks {
-            process.kill().unwrap();
-            process.wait().unwrap();
-        }
+/// Stops rank `victim` of three, and checks that the others blame it at the deadline of `call`.
+fn assert_blames(victim: u32, call: &str) {
+    let hub = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut ranks = [0, 1, 2]
+        .map(|rank| start("stopped_ranks::rank_process", &format!("{hub} {rank} {victim} {call}")));
+    ranks.iter_mut().for_each(|(_, lines)| drop(said(lines, "joined: ")));
+
+    let stopped = i32::try_from(ranks[victim as usize].0.id()).unwrap();
+    // SAFETY: the process is one of this test.
+    unsafe { libc::kill(stopped, libc::SIGSTOP) };
+
+    for (rank, (_, lines)) in (0..).zip(&mut ranks).filter(|(rank, _)| *rank != victim) {
+        let end = said(lines, "end: ");
+        let (late, how) = end.split_once(' ').unwrap();
+        assert_eq!(how, format!("Timeout Some({victim})"), "{call} on rank {rank}");
+        let late = Duration::from_millis(late.parse().unwrap());
+        assert!(late < ANSWER_TIMEOUT, "{call} on rank {rank}: {late:?} after its deadline");
+    }
+
+    for (process, _) in &mut ranks {
+        process.kill().unwrap();
+        process.wait().unwrap();
     }
 }

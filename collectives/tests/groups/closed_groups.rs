@@ -9,7 +9,7 @@ use peerlane_host as host;
 
 use crate::support::own_process::run_in_own_process;
 
-const ROUNDS: usize = 2000;
+const ROUNDS: usize = 600;
 /// The rounds after which nothing grows any more.
 const WARM_UP: usize = 200;
 

@@ -29,14 +29,10 @@ fn broadcast(group: &mut Host, algorithm: Algorithm, root: Rank, len: usize) -> 
 #[test]
 fn every_rank_gets_the_data_of_the_root() {
     for ranks in 1..=9 {
-        in_group(ranks, |group, chosen| {
+        in_group(ranks, &[Algorithm::Direct, Algorithm::Ring], |group, algorithm| {
             let lengths = if ranks < 4 { &LENGTHS[..] } else { &[65, 1000] };
             for (root, &len) in lengths.iter().enumerate() {
                 let root = Rank::at(root % ranks);
-                let algorithm = match chosen {
-                    Algorithm::Direct | Algorithm::Ring => chosen,
-                    _ => Algorithm::Ring,
-                };
                 broadcast(group, algorithm, root, len)?;
             }
             Ok(())
@@ -47,11 +43,10 @@ fn every_rank_gets_the_data_of_the_root() {
 #[test]
 fn every_rank_gets_its_block_from_every_rank() {
     for ranks in 1..=9 {
-        in_group(ranks, |group, chosen| {
+        in_group(ranks, &[Algorithm::Direct, Algorithm::Pull], |group, algorithm| {
             let me = group.rank();
             let lengths = if ranks < 4 { &LENGTHS[..] } else { &[65, 1000] };
             for &len in lengths {
-                let algorithm = if chosen == Algorithm::Pull { chosen } else { Algorithm::Direct };
                 let builder = group.all_to_all::<u8>(len).algorithm(algorithm);
                 let mut operation = builder.chunks(1 + len as u32 % 2).prepare()?;
                 for start in 0..4 {
@@ -86,9 +81,8 @@ fn with_roots(
     start: impl Fn(&mut Operation<u8>, (Rank, Rank), &[usize], usize) -> Result<(), Error> + Sync,
 ) {
     for ranks in 1..=9 {
-        in_group(ranks, |group, chosen| {
+        in_group(ranks, &[Algorithm::Direct, Algorithm::Pull], |group, algorithm| {
             let me = group.rank();
-            let algorithm = if chosen == Algorithm::Pull { chosen } else { Algorithm::Direct };
             let lens = [vec![65; ranks], uneven(ranks, 0), uneven(ranks, 4)];
             for (case, lens) in lens.iter().enumerate() {
                 let root = Rank::at((case + 1) % ranks);
@@ -156,9 +150,8 @@ fn pair_len(from: usize, to: usize) -> usize {
 #[test]
 fn every_rank_gets_blocks_of_other_lengths_from_every_rank() {
     for ranks in 1..=9 {
-        in_group(ranks, |group, chosen| {
+        in_group(ranks, &[Algorithm::Direct, Algorithm::Pull], |group, algorithm| {
             let me = group.rank().index();
-            let algorithm = if chosen == Algorithm::Pull { chosen } else { Algorithm::Direct };
             let send: Vec<usize> = (0..ranks).map(|to| pair_len(me, to)).collect();
             let receive: Vec<usize> = (0..ranks).map(|from| pair_len(from, me)).collect();
             for outputs in [1, 2] {

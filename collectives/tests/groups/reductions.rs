@@ -10,6 +10,7 @@ use peerlane_collectives::element::Element;
 use peerlane_collectives::element::Operator;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
+use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
@@ -154,7 +155,7 @@ fn run<T: Number>(
 
 /// Runs random reductions on groups of one and of two fabrics.
 fn run_random(ranks: usize, cases: u64) {
-    in_group(ranks, |group, _| {
+    in_group(ranks, &[Algorithm::Direct], |group, _| {
         // All ranks draw the same numbers.
         let random = &mut fastrand::Rng::with_seed(ranks as u64);
         for _ in 0..cases {
@@ -207,14 +208,14 @@ fn ten_thousand_random_reductions() {
 
 #[test]
 fn many_ranks_reduce() {
-    for ranks in [16, 33, 64] {
-        run_random(ranks, 2);
+    for (ranks, cases) in [(16, 2), (33, 1)] {
+        run_random(ranks, cases);
     }
 }
 
 #[test]
 fn half_precision_is_accumulated_in_single_precision() {
-    in_group(5, |group, _| {
+    in_group(5, &[Algorithm::Direct], |group, _| {
         let me = group.rank();
         let mut operation = group.all_reduce::<half::f16>(100).prepare()?;
         let value = |rank: Rank| half::f16::from_f32(if rank == Rank(0) { 2048.0 } else { 0.5 });

@@ -127,9 +127,9 @@ fn every_collective_runs_and_so_do_windows_and_channels() {
 fn blocks_of_closed_groups_are_used_again() {
     in_group(4, |world| {
         let rank = world.rank().0;
-        // 64 KiB of each group fill the first segment of the heap 16 times.
+        // 64 KiB of each group fill the first segment of the heap 6 times.
         let mut others = Vec::new();
-        for round in 0..500 {
+        for round in 0..200 {
             let color = if round % 3 == 0 { rank / 2 } else { rank % 2 };
             let mut group = world.split(Some(color), 0)?.unwrap();
             let members = gather(&mut group, rank + 1000 * round)?;

@@ -109,26 +109,27 @@ fn many_ranks_are_proven() {
 #[test]
 fn collectives_of_many_ranks_with_a_root_are_proven() {
     let rooted = || Collective::ALL.iter().filter(|one| one.root().is_some());
-    let roots = [0, 63].into_iter().flat_map(|root| rooted().map(move |one| (one, root)));
+    let roots = [0, 14].into_iter().flat_map(|root| rooted().map(move |one| (one, root)));
     for collective in roots.map(|(one, root)| one.with_root(Rank(root))) {
         for algorithm in algorithms(collective) {
             let suits = |shape: &Shape| collective.runs_in_place() || !shape.in_place;
             for shape in shapes().filter(suits).map(|shape| Shape { collective, ..shape }) {
-                let topology = even(16, 4);
+                let topology = even(5, 3);
                 let whole = prove(algorithm, &topology, shape, Budget::UNLIMITED).unwrap();
                 let counted = prove(algorithm, &topology, shape, THRIFTY).unwrap();
                 assert_eq!((counted.steps, counted.flags), (whole.steps, whole.flags));
                 assert!(
-                    matches!(counted.coverage, Coverage::Sampled { summed: 64, .. }),
+                    matches!(counted.coverage, Coverage::Sampled { summed: 15, .. }),
                     "{counted}"
                 );
             }
         }
     }
-    let many = Topology::flat(5000).unwrap();
+    let many = Topology::flat(1000).unwrap();
     let shape = Shape { collective: Collective::Broadcast { root: Rank(7) }, ..Shape::default() };
-    let proof = prove(Algorithm::Direct, &many, shape, Budget::default()).unwrap();
-    assert!(matches!(proof.coverage, Coverage::Sampled { summed: 5000, .. }), "{proof}");
+    let budget = Budget { followed_steps: 1000, ..Budget::default() };
+    let proof = prove(Algorithm::Direct, &many, shape, budget).unwrap();
+    assert!(matches!(proof.coverage, Coverage::Sampled { summed: 1000, .. }), "{proof}");
 }
 
 #[test]

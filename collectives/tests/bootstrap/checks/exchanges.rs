@@ -89,7 +89,7 @@ pub(crate) fn what_is_too_long_is_refused(open: Open) {
 fn lack_two(open: Open) -> (super::Opened, Vec<Error>) {
     let group = open(4);
     // A quarter of it is left for the answer of the hub.
-    let patience = Duration::from_secs(4);
+    let patience = Duration::from_secs(3);
     let errors = each(&group.ranks, |rank| match rank.rank() {
         Rank(0) => {
             thread::sleep(Duration::from_millis(300));
@@ -104,19 +104,17 @@ fn lack_two(open: Open) -> (super::Opened, Vec<Error>) {
 
 pub(crate) fn a_rank_that_never_comes_is_named(open: Open) {
     let start = Instant::now();
-    let (_group, errors) = lack_two(open);
+    let (group, errors) = lack_two(open);
     assert!(start.elapsed() < super::AT_ONCE, "others waited on: {:?}", start.elapsed());
     assert!(errors.iter().all(|error| error.kind() == ErrorKind::Timeout));
     assert!(errors.iter().all(|error| error.peer() == Some(Rank(1))));
-    assert_snapshot!(errors[0], @r#"exchange "keys": ranks 1 and 3 did not take part within 4 s"#);
-    assert_snapshot!(errors[1], @r#"exchange "keys": rank 0 timed out: exchange "keys": ranks 1 and 3 did not take part within 4 s"#);
-}
+    assert_snapshot!(errors[0], @r#"exchange "keys": ranks 1 and 3 did not take part within 3 s"#);
+    assert_snapshot!(errors[1], @r#"exchange "keys": rank 0 timed out: exchange "keys": ranks 1 and 3 did not take part within 3 s"#);
 
-pub(crate) fn what_follows_a_timeout_is_aborted(open: Open) {
-    let (group, _) = lack_two(open);
+    // What follows is aborted, with the same cause.
     for rank in &group.ranks {
         let heard = hear(rank.as_ref());
-        let text = "exchange \"keys\": ranks 1 and 3 did not take part within 4 s";
+        let text = "exchange \"keys\": ranks 1 and 3 did not take part within 3 s";
         let mut record = AbortRecord::timeout(Some(Rank(1)), text);
         record.by = Some(Rank(0));
         let abort = Notice::Abort { from: Rank(0), record: record.encode() };
@@ -125,7 +123,7 @@ pub(crate) fn what_follows_a_timeout_is_aborted(open: Open) {
     allow_duplicates!(for rank in &group.ranks {
         let error = rank.exchange("sizes", &[], long()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Aborted);
-        assert_snapshot!(error, @r#"exchange "sizes": rank 0 timed out: exchange "keys": ranks 1 and 3 did not take part within 4 s"#);
+        assert_snapshot!(error, @r#"exchange "sizes": rank 0 timed out: exchange "keys": ranks 1 and 3 did not take part within 3 s"#);
     });
 }
 

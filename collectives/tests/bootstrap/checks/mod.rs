@@ -87,7 +87,6 @@ macro_rules! run_all {
             labels_that_differ_are_a_mismatch_on_every_rank,
             what_is_too_long_is_refused,
             a_rank_that_never_comes_is_named,
-            what_follows_a_timeout_is_aborted,
             a_deadline_that_has_passed_is_a_timeout,
             hosts_agree,
         );

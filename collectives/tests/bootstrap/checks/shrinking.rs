@@ -1,5 +1,6 @@
 //! What remains of a group forms a new one.
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,23 +72,25 @@ pub(crate) fn an_excluded_rank_is_not_waited_for(open: Open) {
 
 pub(crate) fn a_rank_that_comes_late_is_left_out_and_told(open: Open) {
     let Opened { ranks, keep: _keep } = open(4);
+    // The ranks that are not late wait for half of it.
     let timeout = Duration::from_secs(4);
+    let formed = Barrier::new(3);
+    let late_is_told = Barrier::new(3);
     let (formed, late) = thread::scope(|scope| {
-        let others: Vec<_> = [0, 2]
-            .map(|rank| {
-                let rank = &ranks[rank];
-                scope.spawn(move || {
-                    let new = rank.shrink(&[Rank(1)], Deadline::after(timeout)).unwrap();
-                    let ranks = new.ranks();
-                    // The late rank is told by the new group.
-                    thread::sleep(timeout);
-                    ranks
-                })
+        let others = [0, 2].map(|rank| {
+            let (rank, formed, late_is_told) = (&ranks[rank], &formed, &late_is_told);
+            scope.spawn(move || {
+                let new = rank.shrink(&[Rank(1)], Deadline::after(timeout));
+                formed.wait();
+                // The late rank is told by the new group.
+                late_is_told.wait();
+                new.unwrap().ranks()
             })
-            .into();
-        thread::sleep(timeout * 3 / 4);
-        let late = ranks[3].shrink(&[Rank(1)], long()).map(drop).unwrap_err();
-        (others.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>(), late)
+        });
+        formed.wait();
+        let late = ranks[3].shrink(&[Rank(1)], long()).map(drop);
+        late_is_told.wait();
+        (others.map(|rank| rank.join().unwrap()), late.unwrap_err())
     });
     assert_eq!(formed, [2, 2]);
     assert_eq!((late.kind(), late.peer()), (ErrorKind::Aborted, None));

@@ -96,8 +96,8 @@ fn gather(
 
 #[test]
 fn each_tensor_is_gathered_with_every_placement() {
-    for ranks in 1..=9 {
-        in_group(ranks, |group, algorithm| {
+    for ranks in [1, 2, 3, 4, 5, 9] {
+        in_group(ranks, Algorithm::ALL, |group, algorithm| {
             for placement in ALL {
                 gather(group, algorithm, false, (1, 1), placement)?;
                 gather(group, algorithm, true, (3, 1), placement)?;
@@ -110,7 +110,7 @@ fn each_tensor_is_gathered_with_every_placement() {
 
 #[test]
 fn ranks_may_have_different_placements() {
-    in_group(3, |group, algorithm| {
+    in_group(3, Algorithm::ALL, |group, algorithm| {
         let placement = ALL[group.rank().index()];
         gather(group, algorithm, true, (2, 1), placement)
     });

@@ -40,7 +40,7 @@ fn run(
 #[test]
 fn operations_over_overlapping_ranges_alternate() {
     for ranks in 1..=6 {
-        in_group(ranks, |group, algorithm| {
+        in_group(ranks, Algorithm::ALL, |group, algorithm| {
             let me = group.rank();
             let window = group.window::<u8>(4000)?;
             let even = vec![65; ranks];
@@ -64,7 +64,7 @@ fn operations_over_overlapping_ranges_alternate() {
 
 #[test]
 fn the_own_block_may_come_from_a_buffer_or_from_a_window() {
-    in_group(3, |group, algorithm| {
+    in_group(3, Algorithm::ALL, |group, algorithm| {
         let me = group.rank();
         let (window, blocks) = (group.window::<u8>(400)?, group.window::<u8>(130)?);
         let mut input = group.allocate(65)?;

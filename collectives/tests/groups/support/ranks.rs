@@ -17,16 +17,17 @@ pub(crate) const UNTOUCHED: u8 = 0xEE;
 /// Lengths around multiples of cache lines and of the alignment of chunks.
 pub(crate) const LENGTHS: [usize; 9] = [0, 1, 7, 63, 64, 65, 127, 1000, 4097];
 
-/// Runs `body` on each rank of a group with some algorithms, and closes the group.
+/// Runs `body` on each rank of a group with at most two of `algorithms`, and closes the group.
 ///
-/// It runs over one fabric, and with several ranks also over two fabrics on uneven nodes. With 3 ranks it runs all algorithms.
+/// It runs over one fabric, and with several ranks also over two fabrics on uneven nodes. With 3 ranks it runs all `algorithms`.
 pub(crate) fn in_group(
     ranks: usize,
+    algorithms: &[Algorithm],
     body: impl Fn(&mut Host, Algorithm) -> Result<(), Error> + Sync,
 ) {
     let some = |first: usize| {
-        let number = if ranks == 3 { Algorithm::ALL.len() } else { 2 };
-        (0..number).map(move |index| Algorithm::ALL[(first + index) % Algorithm::ALL.len()])
+        let number = if ranks == 3 { algorithms.len() } else { algorithms.len().min(2) };
+        (0..number).map(move |index| algorithms[(first + index) % algorithms.len()])
     };
     run(ranks, None, |group| some(2 * ranks).try_for_each(|algorithm| body(group, algorithm)));
     if ranks > 1 {

@@ -2,12 +2,12 @@
 
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{BlockLens, Destination, Operation};
+use peerlane_collectives::group::{BlockLens, Destination, Group, Operation};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 
-use super::{QUEUED, WAITS, Waits, in_tiers};
+use super::{QUEUED, WAITS, in_tiers};
 
 const LEN: usize = 333;
 
@@ -37,26 +37,30 @@ fn rounds<T: Element + PartialEq>(
     Ok(())
 }
 
-fn gather(topology: &Topology, algorithm: Algorithm, chunks: u32, in_place: bool, waits: Waits) {
-    in_tiers(topology, waits, |group| {
-        let ranks = (group.rank().index(), group.ranks());
-        let builder = group.all_gather::<i32>(LEN).algorithm(algorithm).chunks(chunks);
-        let builder = if in_place { builder.in_place() } else { builder };
-        let mut gather = builder.prepare()?;
-        rounds(&mut gather, ranks, 6, value)?;
-        group.barrier()
-    });
+fn gather(
+    group: &mut Group,
+    algorithm: Algorithm,
+    chunks: u32,
+    in_place: bool,
+) -> Result<(), Error> {
+    let ranks = (group.rank().index(), group.ranks());
+    let builder = group.all_gather::<i32>(LEN).algorithm(algorithm).chunks(chunks);
+    let builder = if in_place { builder.in_place() } else { builder };
+    rounds(&mut builder.prepare()?, ranks, 6, value)
 }
 
 #[test]
 fn every_algorithm_gathers_over_two_fabrics() {
     for nodes in ["1", "1x3", "2x1", "2x2", "3x1", "2+1", "3+1+2", "0,1,0,1", "0,1,1,0,2"] {
         let topology: Topology = nodes.parse().unwrap();
-        for &algorithm in Algorithm::ALL {
-            for chunks in 1..=4 {
-                gather(&topology, algorithm, chunks, chunks % 2 == 0, QUEUED);
+        in_tiers(&topology, QUEUED, |group| {
+            for &algorithm in Algorithm::ALL {
+                for chunks in 1..=4 {
+                    gather(group, algorithm, chunks, chunks % 2 == 0)?;
+                }
             }
-        }
+            Ok(())
+        });
     }
 }
 
@@ -64,34 +68,31 @@ fn every_algorithm_gathers_over_two_fabrics() {
 fn lanes_that_queue_waits_run_with_lanes_that_do_not() {
     for nodes in ["2x2", "3+1+2"] {
         let topology: Topology = nodes.parse().unwrap();
-        for &algorithm in Algorithm::ALL {
-            for waits in WAITS {
-                gather(&topology, algorithm, 2, false, waits);
-            }
+        for waits in WAITS {
+            in_tiers(&topology, waits, |group| {
+                Algorithm::ALL.iter().try_for_each(|&algorithm| gather(group, algorithm, 2, false))
+            });
         }
     }
 }
 
 #[test]
 fn every_algorithm_gathers_over_one_fabric_with_a_topology_of_the_caller() {
-    use peerlane_collectives::bootstrap::Bootstrap;
     use peerlane_collectives::bootstrap::in_process;
     use peerlane_collectives::group::GroupOptions;
 
     for nodes in ["2x2", "3+1+2"] {
         let topology: Topology = nodes.parse().unwrap();
-        for &algorithm in Algorithm::ALL {
-            let ended = in_process::run(topology.ranks(), |bootstrap| {
-                let fabric = super::fabric(&bootstrap, true)?;
-                let ranks = (bootstrap.rank().index(), bootstrap.ranks());
-                let options = GroupOptions::default().topology(topology.clone());
-                let mut group = options.open(bootstrap, fabric)?;
-                let builder = group.all_gather::<i32>(LEN).algorithm(algorithm).chunks(3);
-                rounds(&mut builder.prepare()?, ranks, 4, value)?;
-                group.close()
-            });
-            ended.unwrap_or_else(|error| panic!("{algorithm} on {nodes}: {error}"));
-        }
+        let ended = in_process::run(topology.ranks(), |bootstrap| {
+            let fabric = super::fabric(&bootstrap, true)?;
+            let options = GroupOptions::default().topology(topology.clone());
+            let mut group = options.open(bootstrap, fabric)?;
+            for &algorithm in Algorithm::ALL {
+                gather(&mut group, algorithm, 3, false)?;
+            }
+            group.close()
+        });
+        ended.unwrap_or_else(|error| panic!("{nodes}: {error}"));
     }
 }
 

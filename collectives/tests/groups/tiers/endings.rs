@@ -60,7 +60,11 @@ fn abort(
 fn a_rank_that_does_not_start_is_a_timeout_on_all() {
     for algorithm in [Algorithm::Direct, Algorithm::Ring, Algorithm::Hierarchical, Algorithm::Pull]
     {
+        // Only a hierarchical rank waits on both tiers at once.
         for waits in WAITS {
+            if waits.local != waits.network && algorithm != Algorithm::Hierarchical {
+                continue;
+            }
             let ended = abort(algorithm, waits, SHORT, false);
             for (kind, text) in &ended {
                 assert!(kind.is_none_or(|kind| kind == ErrorKind::Timeout), "{ended:?}");
