@@ -19,6 +19,8 @@ pub struct Suite {
     trials: Vec<Trial>,
     /// The names of the skipped checks, by harness and reason.
     skipped: BTreeMap<(String, String), Vec<String>>,
+    /// The harnesses that this machine cannot run, each with the reason.
+    absent: Vec<(String, String)>,
     one_by_one: bool,
     /// Environment variables of the process of each check, if each has one.
     process_each: Option<Vec<(&'static str, String)>>,
@@ -61,6 +63,12 @@ impl Suite {
         self.one_by_one |= harness.faults_are_device_wide();
         let not_applicable = harness.not_applicable();
         let abilities = Abilities::probe(harness);
+        if let Err(error) = &abilities
+            && is_absent(error)
+            && !harness.required()
+        {
+            self.absent.push((harness.name().to_owned(), error.to_string()));
+        }
         for check in all() {
             let (skip, fail) = match &abilities {
                 _ if not_applicable.is_some() => (not_applicable.clone(), None),
@@ -84,7 +92,7 @@ impl Suite {
     #[must_use]
     pub fn with_layers(self, harness: impl Harness) -> Self {
         if self.process_each.is_some() {
-            eprintln!("not run: the checks on {}, because ranks share a GPU", harness.name());
+            eprintln!("not covered: the checks on {}: ranks share a GPU", harness.name());
             return self;
         }
         self.with(harness)
@@ -147,6 +155,10 @@ impl Suite {
         let conclusion = libtest_mimic::run(&arguments, self.trials);
         // On standard error, because other programs parse standard output.
         let every = all().len();
+        // `cargo xtask test` collects lines that begin so.
+        for (harness, reason) in &self.absent {
+            eprintln!("not covered: {harness}: {reason}");
+        }
         for ((harness, reason), checks) in &self.skipped {
             let is_every = checks.len() == every;
             let checks = if is_every { "all checks".to_owned() } else { checks.join(", ") };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Fabric, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_host as host;
+use peerlane_tests::not_covered;
 use peerlane_tests::processes::{Child, Parent, hex, unhex};
 
 /// Starts a program in a network namespace of its own.
@@ -41,7 +42,10 @@ fn a_rank_in_another_network_namespace_is_not_called_lost() {
     let [unshare, option] = UNSHARE;
     let tried = Command::new(unshare).args([option, "true"]).stderr(Stdio::null()).status();
     if !tried.as_ref().is_ok_and(std::process::ExitStatus::success) {
-        eprintln!("skipped: `unshare -rn true` is not permitted here: {tried:?}");
+        not_covered(
+            "a_rank_in_another_network_namespace_is_not_called_lost",
+            &format!("`unshare -rn true` is not permitted: {tried:?}"),
+        );
         return;
     }
     let mut fabric = host::Fabric::open(Rank(0), 2).unwrap();
@@ -114,7 +118,10 @@ fn ranks_of_two_process_namespaces_import_memory_of_each_other() {
     let [unshare, options] = UNSHARE_PROCESSES;
     let tried = Command::new(unshare).args([options, "true"]).stderr(Stdio::null()).status();
     if !tried.as_ref().is_ok_and(std::process::ExitStatus::success) {
-        eprintln!("skipped: `unshare -rpf true` is not permitted here: {tried:?}");
+        not_covered(
+            "ranks_of_two_process_namespaces_import_memory_of_each_other",
+            &format!("`unshare -rpf true` is not permitted: {tried:?}"),
+        );
         return;
     }
     let mut fabric = host::Fabric::open(Rank(0), 2).unwrap();

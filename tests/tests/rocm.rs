@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     suite = suite.with(plain());
     match peerlane_rocm::runtimes().map(|runtimes| runtimes.hsa) {
         // Where HIP's symbols are those of another vendor's driver.
-        Ok(Err(why)) => eprintln!("not run: SDMA engines: {why}"),
+        Ok(Err(why)) => eprintln!("not covered: the contract on SDMA engines: {why}"),
         _ => {
             let downgraded = Layered::new(sdma(), "downgrade", move |_| coarse);
             suite = suite.with(sdma()).with(downgraded);

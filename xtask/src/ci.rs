@@ -84,10 +84,23 @@ pub(crate) fn run(options: &Options) -> Outcome {
     {
         println!("\nfailed tests:\n{names}");
     }
+    println!("\nnot covered on this machine:");
+    not_covered(&rows).iter().for_each(|line| println!("    {line}"));
     match rows.iter().filter(|row| row.verdict.is_err()).count() {
         0 => Ok(()),
         failed => Err(format!("{failed} of {} steps failed", rows.len()).into()),
     }
+}
+
+/// Returns the skipped steps and what the tests did not cover, each with its reason.
+fn not_covered(rows: &[Row]) -> Vec<String> {
+    let skipped = |row: &Row| match &row.verdict {
+        Ok(Verdict::Skipped(why)) => Some(format!("{}: {why}", row.name)),
+        _ => None,
+    };
+    let mut lines: Vec<String> = rows.iter().filter_map(skipped).collect();
+    lines.extend(crate::test::not_covered());
+    lines
 }
 
 fn run_step(step: &Step) -> Row {

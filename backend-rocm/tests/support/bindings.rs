@@ -28,6 +28,8 @@ pub(crate) struct Bindings {
     pub(crate) declarations: fn(&Release) -> (Header<'static>, Vec<Claim>),
 }
 
+const NO_DEVICE: &str = "the first calls report that there is no device";
+
 type Test = fn(&Bindings, &Release) -> Result<(), Failed>;
 
 impl Bindings {
@@ -38,13 +40,15 @@ impl Bindings {
         releases::run(&tasks, |release| {
             let tests: [(&str, Test); 3] = [
                 ("the library has every function that it should have", Self::check_table),
-                ("the first calls report that there is no device", Self::check_no_device),
+                (NO_DEVICE, Self::check_no_device),
                 ("the declarations equal those of its header", Self::check_declarations),
             ];
             let trial = |(name, test): (&str, Test)| {
                 let name = format!("{} {}: {name}", bindings.library, release.name);
+                // What a machine without a GPU reports cannot be seen where there is one.
+                let is_ignored = name.ends_with(NO_DEVICE) && Path::new("/dev/kfd").exists();
                 let release = release.clone();
-                Trial::test(name, move || test(bindings, &release))
+                Trial::test(name, move || test(bindings, &release)).with_ignored_flag(is_ignored)
             };
             tests.into_iter().map(trial).collect()
         })
@@ -65,9 +69,6 @@ impl Bindings {
     }
 
     fn check_no_device(&self, release: &Release) -> Result<(), Failed> {
-        if Path::new("/dev/kfd").exists() {
-            return Ok(());
-        }
         (self.no_device)(release)
     }
 

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let trials = PROCESSES.into_iter().map(|processes| {
         let skip = reason_to_skip(processes.nodes());
         if let Some(reason) = &skip {
-            eprintln!("skipped {}: {reason}", processes.name());
+            eprintln!("not covered: rdma_mixed {}: {reason}", processes.name());
         }
         let ignored = skip.is_some();
         let run = move || match skip {

@@ -12,7 +12,7 @@ use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::ErrorKind;
 use peerlane_rocm::{Context, EngineKind, Fabric, Options, Stream};
 use peerlane_simulated_driver::Rocm;
-use peerlane_tests::GpuDriver;
+use peerlane_tests::{GpuDriver, not_covered};
 
 use blocking::{make_current, read, write};
 
@@ -95,7 +95,8 @@ fn kind_of(devices: u32, bytes: usize, any_engine: bool) -> &'static str {
 #[test]
 fn an_operation_gets_the_kind_that_is_predicted_to_be_faster() {
     if GpuDriver::load::<Context>() != GpuDriver::Simulated {
-        eprintln!("not run: what links carry is set on simulated devices only");
+        let test = "an_operation_gets_the_kind_that_is_predicted_to_be_faster";
+        not_covered(test, "what links carry is set on simulated devices only");
         return;
     }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,7 +118,7 @@ fn every_algorithm_from_1_to_9_ranks() {
     eprintln!("running on: {driver:?}");
     if let Err(why) = peerlane_rocm::runtimes().expect("HIP is there").hsa {
         // Where HIP's symbols are those of another vendor's driver.
-        eprintln!("not run: {why}");
+        not_covered("every_algorithm_from_1_to_9_ranks", &why.to_string());
         return;
     }
     let simulated = match driver {

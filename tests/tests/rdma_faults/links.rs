@@ -43,9 +43,6 @@ fn set_cable(node: u32, state: &str) -> Outcome {
 pub(crate) fn flaps() -> Outcome {
     const BYTES: u64 = 1 << 20;
     const AWAY: Duration = Duration::from_millis(100);
-    if first_node().is_none() {
-        return Ok(());
-    }
     let fabrics = pair(|options| {
         (options.queue_pairs, options.stripe_bytes) = (2, 4096);
     })?;
@@ -107,9 +104,6 @@ fn port_falls() -> Outcome {
 
 /// The peer cannot be reached any more, and the text says why.
 pub(crate) fn stays_down() -> Outcome {
-    if first_node().is_none() {
-        return Ok(());
-    }
     let fabrics = pair(impatient)?;
     let (_there, remote) = region(&fabrics, 4096, Role::Data)?;
     let source = fabrics[0].memory().allocate(4096, Role::Data)?;

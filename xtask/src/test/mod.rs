@@ -8,7 +8,7 @@ use std::process::Command;
 use cargo_metadata::{Metadata, TargetKind};
 use clap::{Args, Subcommand};
 
-use self::programs::Program;
+use self::programs::{Program, Results};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
@@ -84,6 +84,9 @@ const LONG_PACKAGES: [&str; 3] =
 pub(crate) const FAILURES: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../target/failed-tests.txt");
 
+/// The file with what the tests did not cover on this machine, each with its reason.
+const NOT_COVERED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/not-covered.txt");
+
 /// The GPUs of a vendor and the tests of their backend.
 struct Gpu {
     backend: &'static str,
@@ -107,8 +110,37 @@ const CUDA: Gpu = Gpu {
     programs: &["simulated", "driver", "cuda*"],
 };
 
-/// Runs the tests and prints which did not run.
+/// Runs the tests and prints which did not run, and at the end what this machine could not cover.
 pub(crate) fn run(options: &Options) -> Outcome {
+    let _ = fs::remove_file(NOT_COVERED);
+    let outcome = run_backend(options);
+    println!("\nnot covered on this machine:");
+    not_covered().iter().for_each(|line| println!("    {line}"));
+    outcome
+}
+
+/// Returns what the last run of the tests did not cover, each with its reason.
+pub(crate) fn not_covered() -> Vec<String> {
+    let text = fs::read_to_string(NOT_COVERED).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Adds lines to what [`not_covered`] returns.
+fn add_not_covered(added: impl IntoIterator<Item = String>) -> Outcome {
+    let mut lines = not_covered();
+    lines.extend(added);
+    lines.sort_unstable();
+    lines.dedup();
+    Ok(fs::write(NOT_COVERED, lines.join("\n"))?)
+}
+
+/// Removes the tests of RDMA from what [`not_covered`] returns, because they have run in a virtual machine.
+fn forget_rdma() -> Outcome {
+    let lines = not_covered().into_iter().filter(|line| !line.starts_with("rdma"));
+    Ok(fs::write(NOT_COVERED, lines.collect::<Vec<_>>().join("\n"))?)
+}
+
+fn run_backend(options: &Options) -> Outcome {
     match &options.backend {
         None if options.all => long(),
         None => short(options.changed.as_deref()),
@@ -121,7 +153,8 @@ pub(crate) fn run(options: &Options) -> Outcome {
             // Fetched first, because the tests of the bindings skip what is missing.
             crate::rocm::releases()?;
             workspace_tests()?;
-            rdma::run(&rdma::Options::default())
+            rdma::run(&rdma::Options::default())?;
+            forget_rdma()
         }
     }
 }
@@ -151,7 +184,7 @@ fn short(since: Option<&str>) -> Outcome {
         left_out = programs::keep(&mut programs, &packages);
     }
     let outcome = run_programs(programs, at_once());
-    note_drivers();
+    note_drivers()?;
     println!("not run; `cargo xtask test --all` runs these too:");
     LONG.iter().for_each(|(name, adds)| println!("    {name}: {adds}"));
     LONG_PACKAGES.iter().for_each(|package| println!("    the tests of {package}"));
@@ -179,20 +212,22 @@ fn long() -> Outcome {
         programs.push(program);
     }
     let outcome = run_programs(programs, at_once());
-    note_drivers();
-    if let Some(reason) = unavailable {
-        println!("not run: rdma in a virtual machine: {reason}");
+    note_drivers()?;
+    match unavailable {
+        Some(reason) => add_not_covered([format!("rdma in a virtual machine: {reason}")])?,
+        None => forget_rdma()?,
     }
     outcome
 }
 
-/// Prints the drivers that the tests ran on and what they cannot compare without downloads.
-fn note_drivers() {
+/// Prints the drivers that the tests ran on, and notes the GPUs that they did not run on.
+fn note_drivers() -> Outcome {
     println!("{CUDA}\n{}", rocm::ROCM);
-    println!(
-        "not run: bindings of ROCm against real libraries, unless they are fetched; run `cargo xtask test \
-         rocm`"
-    );
+    let absent = [CUDA, rocm::ROCM].into_iter().filter(|gpu| !gpu.exists());
+    add_not_covered(absent.map(|gpu| {
+        let Gpu { backend, vendor, device, .. } = gpu;
+        format!("{backend} on {vendor} GPUs: there is no {device}")
+    }))
 }
 
 /// Returns the names of the test programs that [`LONG`] and [`LONG_PACKAGES`] leave.
@@ -297,7 +332,8 @@ fn programs<const N: usize>(commands: [Command; N]) -> Outcome<Vec<Program>> {
 
 /// Runs test programs, and prints the totals and what failed.
 fn run_programs(programs: Vec<Program>, at_once: usize) -> Outcome {
-    let (totals, failures) = programs::run(programs, at_once)?;
+    let Results { totals, failures, not_covered } = programs::run(programs, at_once)?;
+    add_not_covered(not_covered)?;
     let list: Vec<String> = failures.iter().map(|failure| format!("FAILED: {failure}")).collect();
     println!("\n{totals}");
     fs::write(FAILURES, list.join("\n"))?;

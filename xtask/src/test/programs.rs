@@ -25,6 +25,17 @@ const PRINTED_LINES: usize = 15;
 const LOOK: Duration = Duration::from_millis(20);
 /// The folder of the outputs.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tests");
+/// Begins a line by which a test says what it did not cover; `: ` and the reason follow.
+const NOT_COVERED: &str = "not covered: ";
+/// The test programs in which nothing may run, and why. In any other program of tests, something must run.
+const MAY_RUN_NOTHING: [(&str, &str); 6] = [
+    ("peerlane-hip-sys releases", "compares with libraries that `cargo xtask test rocm` fetches"),
+    ("peerlane-hsa-sys releases", "compares with libraries that `cargo xtask test rocm` fetches"),
+    ("peerlane-rocm releases", "compares with libraries that `cargo xtask test rocm` fetches"),
+    ("peerlane-tests rdma", "needs RDMA devices"),
+    ("peerlane-tests rdma_mixed", "needs network namespaces with RDMA devices"),
+    ("peerlane-tests rdma_processes", "needs network namespaces with RDMA devices"),
+];
 /// The file with the seconds that each program took last.
 const SECONDS: &str = "seconds.txt";
 
@@ -125,13 +136,22 @@ struct Ended {
     totals: Totals,
     /// The failed tests: for each, its name, the command that repeats it, and its output.
     failures: Vec<String>,
+    not_covered: Vec<String>,
+}
+
+/// The results of several programs.
+#[derive(Default)]
+pub(super) struct Results {
+    pub(super) totals: Totals,
+    /// A line for everything that failed.
+    pub(super) failures: Vec<String>,
+    /// What the tests did not cover, each with its reason.
+    pub(super) not_covered: Vec<String>,
 }
 
 /// Runs programs, `at_once` of them at a time and then those that run alone, and prints the output of each when it has
 /// ended.
-///
-/// Returns the totals and a line for everything that failed.
-pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<(Totals, Vec<String>)> {
+pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<Results> {
     fs::create_dir_all(FOLDER)?;
     let mut seconds = read_seconds();
     programs.sort_by_key(|program| {
@@ -145,14 +165,15 @@ pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<(Totals
     seconds.extend(results.iter().map(|ended| (ended.name.clone(), ended.took.as_secs())));
     let lines = seconds.iter().map(|(name, seconds)| format!("{seconds} {name}\n"));
     fs::write(Path::new(FOLDER).join(SECONDS), lines.collect::<String>())?;
-    let (mut totals, mut failures) = (Totals::default(), Vec::new());
+    let mut all = Results::default();
     for result in results {
-        totals.passed += result.totals.passed;
-        totals.failed += result.totals.failed;
-        totals.ignored += result.totals.ignored;
-        failures.extend(result.failures);
+        all.totals.passed += result.totals.passed;
+        all.totals.failed += result.totals.failed;
+        all.totals.ignored += result.totals.ignored;
+        all.failures.extend(result.failures);
+        all.not_covered.extend(result.not_covered);
     }
-    Ok((totals, failures))
+    Ok(all)
 }
 
 /// Runs programs in reverse order, at most `at_once` at a time.
@@ -197,7 +218,12 @@ fn run_one(mut program: Program) -> (String, Ended) {
     let output = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
     let mut totals = Totals::default();
     output.lines().for_each(|line| totals.add(line));
-    let Program { name, repeat, package, .. } = program;
+    // What a virtual machine lacks, the machine that runs it may have.
+    let not_covered = match program.alone {
+        true => Vec::new(),
+        false => not_covered(&output, &mut totals),
+    };
+    let Program { name, repeat, package, command, .. } = program;
     let of_test = |test: &String| {
         let repeat = match &package {
             Some(_) => format!("{repeat} '{test}'"),
@@ -218,7 +244,35 @@ fn run_one(mut program: Program) -> (String, Ended) {
     {
         failures.push(format!("{name}: {reason}: {}", repeat.trim_end_matches(" -- --exact")));
     }
-    (output, Ended { name, took, totals, failures })
+    // A library may have no tests. Arguments may select none.
+    let has_tests = repeat.contains(" --test ") || totals.ignored > 0;
+    let runs_all = package.is_none() || command.get_args().len() == 0;
+    let may_run_nothing = MAY_RUN_NOTHING.iter().any(|(listed, _)| *listed == name);
+    if has_tests && runs_all && !may_run_nothing && totals.passed == 0 && failures.is_empty() {
+        failures.push(format!(
+            "{name}: none of its tests ran; if that can be right, list it with the reason in xtask/src/test/programs.rs"
+        ));
+    }
+    (output, Ended { name, took, totals, failures, not_covered })
+}
+
+/// Returns what the output of a program says was not covered. A test that says so of itself is counted as ignored although it
+/// has passed: a test of the standard harness cannot be ignored at run time.
+fn not_covered(output: &str, totals: &mut Totals) -> Vec<String> {
+    let mut all = Vec::new();
+    for line in output.lines() {
+        // The standard harness may have begun a line.
+        let Some((begun, said)) = line.split_once(NOT_COVERED) else { continue };
+        let name = said.split(": ").next().unwrap_or_default();
+        let begins = format!("test {name} ... ");
+        let passed = format!("{begins}ok");
+        if begun == begins || output.lines().any(|line| line == passed) {
+            totals.passed = totals.passed.saturating_sub(1);
+            totals.ignored += 1;
+        }
+        all.push(said.to_owned());
+    }
+    all
 }
 
 /// Returns what a failed test printed, at most [`PRINTED_LINES`] of it.
@@ -265,7 +319,7 @@ mod tests {
         let line = "printf 'test kill::rank_3     ... FAILED\n\n---- kill::rank_3 ----\nit hangs\n\nfailures:\n'; \
                     echo 'test result: FAILED. 3 passed; 1 failed; 0 ignored'; exit 101";
         let (fails, dies) = (shell("xtask fails", line), shell("xtask dies", "kill -9 $$"));
-        let (totals, mut failures) = run(vec![passes, fails, dies], 2).unwrap();
+        let Results { totals, mut failures, .. } = run(vec![passes, fails, dies], 2).unwrap();
         assert_eq!((totals.passed, totals.failed, totals.ignored), (15, 1, 1));
         failures.sort();
         let expected = [
@@ -273,5 +327,27 @@ mod tests {
             "xtask dies: signal: 9 (SIGKILL): sh xtask dies",
         ];
         assert_eq!(failures, expected);
+    }
+
+    #[test]
+    fn a_test_that_did_not_run_is_not_counted_as_passed() {
+        let line = "echo 'test finds_a_gpu ... ok'; echo 'test adds ... ok'; \
+                    echo 'test asks ... not covered: asks: no network'; echo ok; \
+                    echo 'not covered: finds_a_gpu: there is no GPU'; echo 'not covered: IPv6: not here'; \
+                    echo 'test result: ok. 3 passed; 0 failed; 0 ignored'";
+        let results = run(vec![shell("xtask partly", line)], 1).unwrap();
+        assert_eq!((results.totals.passed, results.totals.ignored), (1, 2));
+        let expected = ["asks: no network", "finds_a_gpu: there is no GPU", "IPv6: not here"];
+        assert_eq!(results.not_covered, expected);
+        assert!(results.failures.is_empty(), "{:?}", results.failures);
+    }
+
+    #[test]
+    fn a_program_in_which_nothing_ran_has_failed() {
+        let line = "echo 'test result: ok. 0 passed; 0 failed; 3 ignored'";
+        let listed = "peerlane-tests rdma";
+        let results = run(vec![shell("xtask nothing", line), shell(listed, line)], 1).unwrap();
+        let [failure] = &results.failures[..] else { panic!("{:?}", results.failures) };
+        assert!(failure.starts_with("xtask nothing: none of its tests ran"), "{failure}");
     }
 }

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use peerlane_collectives::error::Error;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_tests::processes::Parent;
-use peerlane_tests::{Failure, Outcome};
+use peerlane_tests::{Failure, Outcome, not_covered};
 
 use super::Fault;
 use super::processes::{finish, ranks, words};
@@ -122,6 +122,7 @@ fn beyond_the_end(test_rank: &TestRank) -> Outcome {
 fn another_device(test_rank: &TestRank) -> Outcome {
     let own = &test_rank.gpu;
     if own.driver.devices::<Context>()? < 2 {
+        not_covered("memory of another device", "there is one device");
         return Ok(());
     }
     let other = Gpu::open(own.driver, own.ordinal + 1)?;
