@@ -59,19 +59,14 @@ struct Processes {
 }
 
 impl Processes {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 10] = [
         Self { scenario: Scenario::Network, node_of_rank: &[0] },
-        Self { scenario: Scenario::Network, node_of_rank: &[0, 1] },
-        Self { scenario: Scenario::Network, node_of_rank: &[0, 1, 2] },
         Self { scenario: Scenario::Network, node_of_rank: &[0, 1, 0, 1, 2] },
-        Self { scenario: Scenario::Tiers, node_of_rank: &[0, 0, 1, 1] },
         Self { scenario: Scenario::Tiers, node_of_rank: &[0, 0, 1, 2, 2] },
         Self { scenario: Scenario::Streams, node_of_rank: &[0, 0, 1] },
         Self { scenario: Scenario::Idle, node_of_rank: &[0, 1] },
         Self { scenario: Scenario::IdleTiers, node_of_rank: &[0, 0, 1] },
-        Self { scenario: Scenario::Killed, node_of_rank: &[0, 1] },
         Self { scenario: Scenario::Killed, node_of_rank: &[0, 1, 2] },
-        Self { scenario: Scenario::Stopped, node_of_rank: &[0, 1] },
         Self { scenario: Scenario::Stopped, node_of_rank: &[0, 1, 2] },
         Self { scenario: Scenario::Stalled, node_of_rank: &[0, 1] },
         Self { scenario: Scenario::StalledAwake, node_of_rank: &[0, 1] },

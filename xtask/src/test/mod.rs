@@ -17,6 +17,7 @@ mod programs;
 pub(crate) mod python;
 mod rdma;
 mod rocm;
+mod times;
 
 /// Options of `cargo xtask test`.
 #[derive(Args, Debug)]
@@ -332,7 +333,11 @@ fn programs<const N: usize>(commands: [Command; N]) -> Outcome<Vec<Program>> {
 
 /// Runs test programs, and prints the totals and what failed.
 fn run_programs(programs: Vec<Program>, at_once: usize) -> Outcome {
-    let Results { totals, failures, not_covered } = programs::run(programs, at_once)?;
+    let Results { totals, failures, not_covered, slowest } = programs::run(programs, at_once)?;
+    println!("\nthe slowest tests:");
+    for (took, test) in slowest {
+        println!("{:>8.1} s  {test}", took.as_secs_f64());
+    }
     add_not_covered(not_covered)?;
     let list: Vec<String> = failures.iter().map(|failure| format!("FAILED: {failure}")).collect();
     println!("\n{totals}");

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use cargo_metadata::{Artifact, Message, PackageId, TargetKind};
 
+use super::times::{self, Timed, Watch};
 use crate::workspace;
 use peerlane_rxe_vm::Totals;
 use peerlane_rxe_vm::process::{self, Outcome};
@@ -23,6 +24,8 @@ const LIMIT: Duration = Duration::from_secs(40 * 60);
 const PRINTED_LINES: usize = 15;
 /// Time between two looks at a running program.
 const LOOK: Duration = Duration::from_millis(20);
+/// The number of slow tests that are listed.
+const SLOWEST: usize = 20;
 /// The folder of the outputs.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tests");
 /// Begins a line by which a test says what it did not cover; `: ` and the reason follow.
@@ -134,6 +137,7 @@ struct Ended {
     name: String,
     took: Duration,
     totals: Totals,
+    timed: Vec<Timed>,
     /// The failed tests: for each, its name, the command that repeats it, and its output.
     failures: Vec<String>,
     not_covered: Vec<String>,
@@ -147,6 +151,8 @@ pub(super) struct Results {
     pub(super) failures: Vec<String>,
     /// What the tests did not cover, each with its reason.
     pub(super) not_covered: Vec<String>,
+    /// The tests that took longest, the slowest first.
+    pub(super) slowest: Vec<Timed>,
 }
 
 /// Runs programs, `at_once` of them at a time and then those that run alone, and prints the output of each when it has
@@ -172,7 +178,11 @@ pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<Results
         all.totals.ignored += result.totals.ignored;
         all.failures.extend(result.failures);
         all.not_covered.extend(result.not_covered);
+        let Ended { name, timed, .. } = result;
+        all.slowest.extend(timed.into_iter().map(|(took, test)| (took, format!("{name} {test}"))));
     }
+    all.slowest.sort_unstable_by(|a, b| b.cmp(a));
+    all.slowest.truncate(SLOWEST);
     Ok(all)
 }
 
@@ -210,12 +220,21 @@ fn run_one(mut program: Program) -> (String, Ended) {
     let file: String =
         program.name.chars().map(|it| if it.is_alphanumeric() { it } else { '_' }).collect();
     let log: PathBuf = [FOLDER, &format!("{file}.log")].iter().collect();
+    let runs_all = program.package.is_none() || program.command.get_args().len() == 0;
+    if program.package.is_some() && times::are_reported(&program.command) {
+        program.command.args(times::ARGUMENTS).env(times::ACCEPTS.0, times::ACCEPTS.1);
+    }
+    let mut timed = Vec::new();
     let status = File::create(&log).and_then(|out| {
         let command = program.command.stdin(Stdio::null());
-        wait(command.stdout(out.try_clone()?).stderr(out).spawn()?)
+        let child = command.stdout(out.try_clone()?).stderr(out).spawn()?;
+        let mut watch = Watch::new(File::open(&log)?);
+        let status = wait(child, &mut watch);
+        timed = watch.finish();
+        status
     });
     let took = start.elapsed();
-    let output = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
+    let output = times::without(&String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()));
     let mut totals = Totals::default();
     output.lines().for_each(|line| totals.add(line));
     // What a virtual machine lacks, the machine that runs it may have.
@@ -223,7 +242,7 @@ fn run_one(mut program: Program) -> (String, Ended) {
         true => Vec::new(),
         false => not_covered(&output, &mut totals),
     };
-    let Program { name, repeat, package, command, .. } = program;
+    let Program { name, repeat, package, .. } = program;
     let of_test = |test: &String| {
         let repeat = match &package {
             Some(_) => format!("{repeat} '{test}'"),
@@ -246,14 +265,13 @@ fn run_one(mut program: Program) -> (String, Ended) {
     }
     // A library may have no tests. Arguments may select none.
     let has_tests = repeat.contains(" --test ") || totals.ignored > 0;
-    let runs_all = package.is_none() || command.get_args().len() == 0;
     let may_run_nothing = MAY_RUN_NOTHING.iter().any(|(listed, _)| *listed == name);
     if has_tests && runs_all && !may_run_nothing && totals.passed == 0 && failures.is_empty() {
         failures.push(format!(
             "{name}: none of its tests ran; if that can be right, list it with the reason in xtask/src/test/programs.rs"
         ));
     }
-    (output, Ended { name, took, totals, failures, not_covered })
+    (output, Ended { name, took, totals, timed, failures, not_covered })
 }
 
 /// Returns what the output of a program says was not covered. A test that says so of itself is counted as ignored although it
@@ -284,8 +302,8 @@ fn printed<'a>(output: &'a str, test: &str) -> impl Iterator<Item = &'a str> {
     lines.filter(|line| !line.is_empty()).take(PRINTED_LINES)
 }
 
-/// Waits for a program, and kills it after [`LIMIT`]; returns `None` then.
-fn wait(mut child: Child) -> std::io::Result<Option<ExitStatus>> {
+/// Waits for a program while its output is watched, and kills it after [`LIMIT`]; returns `None` then.
+fn wait(mut child: Child, watch: &mut Watch) -> std::io::Result<Option<ExitStatus>> {
     let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
@@ -297,6 +315,7 @@ fn wait(mut child: Child) -> std::io::Result<Option<ExitStatus>> {
             return Ok(None);
         }
         thread::sleep(LOOK);
+        watch.look();
     }
 }
 

@@ -9,7 +9,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cargo_metadata::{Artifact, Metadata};
+use cargo_metadata::{Artifact, Metadata, TargetKind};
 use clap::Args;
 
 use peerlane_rxe_vm::{self as vm, Booted, Job, Nodes, Program, Programs, Vm, perftest, quoted};
@@ -149,6 +149,10 @@ fn add(metadata: &Metadata, artifact: &Artifact, built: &mut Programs) -> Outcom
     let Some(file) = &artifact.executable else { return Ok(()) };
     let package = metadata.packages.iter().find(|package| package.id == artifact.package_id);
     let package = package.ok_or("an artifact is of no package")?;
+    // Unit tests open no device, and run outside of the machine.
+    if is_test && !artifact.target.kind.contains(&TargetKind::Test) {
+        return Ok(());
+    }
     let of_backend = PACKAGES.contains(&package.name.as_str());
     let of_tests = package.name.as_str() == TESTS;
     if is_test && (of_backend || of_tests && name.starts_with(PREFIX)) {
