@@ -4,10 +4,16 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The unit of the times in `/proc/stat`, which all architectures that Rust's standard library supports share.
 const TICK: Duration = Duration::from_millis(10);
+
+/// The pause between two looks at the waits.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// How the names of the threads begin that Peerlane, its streams of the host and the simulated driver start.
 const PRODUCT_NAMES: [&str; 3] = ["peerlane", "stream", "sim-"];
@@ -23,17 +29,15 @@ const PRODUCT_NAMES: [&str; 3] = ["peerlane", "stream", "sim-"];
 /// another, and those of Peerlane and of the simulated driver. Other tests of the program run on other threads. Of each
 /// other process, the thread that waited longest counts: one at a time works towards the result, and the others poll.
 ///
-/// Three things are not subtracted: processor time, such as that of a program without optimization; the waits of threads
-/// that have ended meanwhile; and anything on kernels without `/proc/PID/task/TID/schedstat`.
+/// Three things are not subtracted: processor time, such as that of a program without optimization; the last waits of
+/// threads that have ended, since a thread looks at the waits only now and then; and anything on kernels without
+/// `/proc/PID/task/TID/schedstat`.
 #[derive(Debug)]
 pub struct Stopwatch {
-    /// The name of the thread that started the measurement.
-    own_name: String,
-    waits: Waits,
-    /// The same for each other process.
-    others: Vec<(u32, Waits)>,
-    stolen: Vec<Duration>,
+    tally: Arc<Mutex<Tally>>,
     begun: Instant,
+    /// Ends the thread that looks when it is dropped.
+    _looks: Sender<()>,
 }
 
 impl Stopwatch {
@@ -44,34 +48,24 @@ impl Stopwatch {
 
     /// Starts to measure something that this process does together with the processes that have these numbers.
     pub fn start_with(others: impl IntoIterator<Item = u32>) -> Self {
-        let own_name = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
+        let tally = Arc::new(Mutex::new(Tally::new(others)));
+        let (looks, end) = channel();
+        let looked_at = Arc::clone(&tally);
+        let thread = thread::Builder::new().name("stopwatch".to_owned());
+        let started = thread.spawn(move || look_until(&end, &looked_at));
+        drop(started.expect("a thread of a stopwatch"));
+
         // The clock is read last here and first in `elapsed`: a wait beside the other reads is subtracted without being
         // measured, which makes the net time too short, and not too long.
-        Self {
-            waits: waits_here(&own_name),
-            own_name,
-            others: others.into_iter().map(|process| (process, waits_of(process))).collect(),
-            stolen: stolen_times(),
-            begun: Instant::now(),
-        }
+        Self { tally, begun: Instant::now(), _looks: looks }
     }
 
     /// Returns the time since the start.
     pub fn elapsed(&self) -> Elapsed {
         let total = self.begun.elapsed();
-
-        let own: Duration = growth(&self.waits, &waits_here(&self.own_name)).sum();
-        let longest = |(process, before): &(u32, Waits)| {
-            growth(before, &waits_of(*process)).max().unwrap_or_default()
-        };
-        let others: Duration = self.others.iter().map(longest).sum();
-
-        // If the host of a virtual machine takes a processor away, no thread of the machine counts as waiting. All
-        // processors can be taken at the same time, so the one that was away longest stands for all.
-        let stolen = stolen_times().into_iter().zip(&self.stolen);
-        let stolen = stolen.map(|(now, before)| now.saturating_sub(*before)).max();
-
-        Elapsed { total, waited: own + others + stolen.unwrap_or_default() }
+        let mut tally = lock(&self.tally);
+        tally.look();
+        Elapsed { total, waited: tally.waited() }
     }
 
     /// Checks that the net time since the start is below the limit.
@@ -108,8 +102,87 @@ impl fmt::Display for Elapsed {
     }
 }
 
+/// Looks at the waits until nobody needs them any more, so that those of threads that end are known.
+fn look_until(end: &Receiver<()>, tally: &Mutex<Tally>) {
+    let mut pause = LOOK_PAUSE;
+    while end.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+        let begun = Instant::now();
+        lock(tally).look();
+        // A program of many threads must not spend its time on looks.
+        pause = LOOK_PAUSE.max(20 * begun.elapsed());
+    }
+}
+
+fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// How long each thread has waited for a processor since it began.
 type Waits = HashMap<u32, Duration>;
+
+/// The waits at the start and at the last look that found the thread.
+#[derive(Debug)]
+struct Growth {
+    before: Waits,
+    latest: Waits,
+}
+
+impl Growth {
+    fn new(before: Waits) -> Self {
+        Self { latest: before.clone(), before }
+    }
+
+    fn of_each(&self) -> impl Iterator<Item = Duration> {
+        self.latest.iter().map(|(thread, latest)| {
+            // A thread that has begun meanwhile has waited for all of its time, even if it has the number of another.
+            let before = self.before.get(thread).filter(|before| *before <= latest);
+            *latest - before.copied().unwrap_or_default()
+        })
+    }
+}
+
+/// All that is subtracted.
+#[derive(Debug)]
+struct Tally {
+    /// The name of the thread that started the measurement.
+    own_name: String,
+    own: Growth,
+    others: Vec<(u32, Growth)>,
+    stolen_before: Vec<Duration>,
+}
+
+impl Tally {
+    fn new(others: impl IntoIterator<Item = u32>) -> Self {
+        let own_name = fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
+        let others = others.into_iter().map(|process| (process, Growth::new(waits_of(process))));
+        Self {
+            own: Growth::new(waits_here(&own_name)),
+            own_name,
+            others: others.collect(),
+            stolen_before: stolen_times(),
+        }
+    }
+
+    fn look(&mut self) {
+        self.own.latest.extend(waits_here(&self.own_name));
+        for (process, growth) in &mut self.others {
+            growth.latest.extend(waits_of(*process));
+        }
+    }
+
+    fn waited(&self) -> Duration {
+        let own: Duration = self.own.of_each().sum();
+        let longest = |(_, growth): &(u32, Growth)| growth.of_each().max().unwrap_or_default();
+        let others: Duration = self.others.iter().map(longest).sum();
+
+        // If the host of a virtual machine takes a processor away, no thread of the machine counts as waiting. All
+        // processors can be taken at the same time, so the one that was away longest stands for all.
+        let stolen = stolen_times().into_iter().zip(&self.stolen_before);
+        let stolen = stolen.map(|(now, before)| now.saturating_sub(*before)).max();
+
+        own + others + stolen.unwrap_or_default()
+    }
+}
 
 /// Returns the waits of those threads of this process that count.
 fn waits_here(own_name: &str) -> Waits {
@@ -123,15 +196,6 @@ fn waits_here(own_name: &str) -> Waits {
 /// Returns the waits of all threads of a process.
 fn waits_of(process: u32) -> Waits {
     list_threads(process).iter().filter_map(|thread| thread_wait(thread)).collect()
-}
-
-/// Returns how long each thread has waited between two looks.
-fn growth(before: &Waits, now: &Waits) -> impl Iterator<Item = Duration> {
-    now.iter().map(|(thread, now)| {
-        // A thread that has begun meanwhile has waited for all of its time, even if it has the number of another.
-        let before = before.get(thread).filter(|before| *before <= now);
-        *now - before.copied().unwrap_or_default()
-    })
 }
 
 /// Returns the folders of the threads of a process.
