@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use peerlane_collectives::bootstrap::tcp;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{Deadline, Rank};
+use peerlane_test_support::{Elapsed, Stopwatch};
 use peerlane_tests::processes::{Child, named_files};
 use peerlane_tests::{Failure, Outcome};
 
@@ -17,10 +18,10 @@ use peerlane_tests::{Failure, Outcome};
 const KILLED_TIMEOUT: Duration = Duration::from_secs(20);
 /// The timeout of a group whose victim never comes, or is stopped: all wait so long.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How much later than the loss of the victim a rank may return.
-const KILLED_GRACE: Duration = Duration::from_secs(5);
+/// How long after the end of the victim's process a rank may return, or may have shrunk the group.
+const KILLED_GRACE: Duration = Duration::from_secs(1);
 /// How much later than its deadline a rank may return.
-const STOPPED_GRACE: Duration = Duration::from_secs(5);
+const STOPPED_GRACE: Duration = Duration::from_millis(500);
 /// A survivor that has said that it goes into a call is in it by then.
 const SETTLING: Duration = Duration::from_millis(30);
 
@@ -138,7 +139,7 @@ impl fmt::Display for Case {
 /// How a survivor's story ended, in its own words.
 struct Fate {
     rank: usize,
-    after: Duration,
+    after: Elapsed,
     words: String,
 }
 
@@ -151,15 +152,16 @@ impl Case {
         };
         let mut children = self.start(hub.as_ref())?;
         self.gather_around_victim(&mut children)?;
-        let ended = Instant::now();
         match self.end {
             End::Killed => children[self.victim].kill()?,
             End::Stopped => children[self.victim].stop()?,
         }
+
+        let watch = self.watch(&children);
         let mut fates = Vec::new();
         for rank in self.survivors() {
             let words = children[rank].read_line(patience())?;
-            fates.push(Fate { rank, after: ended.elapsed(), words });
+            fates.push(Fate { rank, after: watch.elapsed(), words });
         }
         self.judge(&fates)?;
         self.expect_shrunk(&mut children)?;
@@ -170,6 +172,11 @@ impl Case {
 
     fn survivors(self) -> impl Iterator<Item = usize> {
         (0..self.ranks).filter(move |rank| *rank != self.victim)
+    }
+
+    /// Starts to measure how long something takes the survivors.
+    fn watch(self, children: &[Child]) -> Stopwatch {
+        Stopwatch::start_with(self.survivors().map(|rank| children[rank].id()))
     }
 
     fn timeout(self) -> Duration {
@@ -258,8 +265,8 @@ impl Case {
         let kind = if late { "timeout" } else { "peer lost" };
         let limit = if late { SHORT_TIMEOUT + STOPPED_GRACE } else { KILLED_GRACE };
         for Fate { rank, after, words } in fates {
-            check(*after < limit, || {
-                format!("rank {rank} took {after:?}, expected {limit:?}: {words}")
+            check(after.net() < limit, || {
+                format!("rank {rank} took {after}, expected {limit:?}: {words}")
             })?;
             // A goodbye needs nobody: the group was over before.
             let wanted = match self.phase {
@@ -285,7 +292,7 @@ impl Case {
         if !self.shrinks() {
             return Ok(());
         }
-        let begun = Instant::now();
+        let watch = self.watch(children);
         let topology: Option<Topology> = self.nodes.and_then(|nodes| nodes.parse().ok());
         let node = |rank| topology.as_ref().map_or(0, |topology| topology.node(Rank::at(rank)));
         let nodes: BTreeSet<_> = self.survivors().map(node).collect();
@@ -297,8 +304,11 @@ impl Case {
                 format!("rank {survivor} shrunk {said}, expected {expected}")
             })?;
         }
-        let (took, limit) = (begun.elapsed(), KILLED_TIMEOUT / 2);
-        check(took < limit, || format!("the survivors shrunk in {took:?}, expected {limit:?}"))
+
+        let took = watch.elapsed();
+        check(took.net() < KILLED_GRACE, || {
+            format!("shrinking took {took}, expected {KILLED_GRACE:?}")
+        })
     }
 
     /// Those who are left find each other again, gather, and are clean.

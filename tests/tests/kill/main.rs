@@ -25,13 +25,8 @@ fn main() -> ExitCode {
     }
     let trials =
         cases().map(|case| Trial::test(case.to_string(), move || case.run().map_err(Into::into)));
-    let of_groups = [(50, false), (100, true)].map(|(kills, each)| {
-        let name = format!("Killed::in_groups::{kills}_times");
-        let run = move || groups::run(kills, each).map_err(Into::into);
-        // A busy machine delays some of the ends.
-        Trial::test(name, run).with_ignored_flag(each)
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.chain(of_groups).collect()).exit_code()
+    let of_groups = Trial::test("Killed::in_groups", || groups::run().map_err(Into::into));
+    libtest_mimic::run(&Arguments::from_args(), trials.chain([of_groups]).collect()).exit_code()
 }
 
 fn cases() -> impl Iterator<Item = Case> {
