@@ -12,7 +12,7 @@ use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 use peerlane_tests::middleware::{Stream, StreamLayer, Wrapped};
 
-use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, SHORT, pause};
+use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, SHORT, assert_idle_within, pause};
 
 /// Every algorithm with a lane between nodes.
 const TIERED: [Algorithm; 4] =
@@ -174,7 +174,7 @@ fn a_rank_that_does_not_come_ends_the_start_of_all() {
         if me != Rank(3) {
             drop(gather.start_on(&stream).unwrap());
             pause(&stream, Duration::ZERO);
-            assert!(stream.is_idle_within(GRACE), "the stream is blocked");
+            assert_idle_within(&stream, SHORT + GRACE);
         }
         while group.abort_record().is_none() {
             std::thread::yield_now();

@@ -6,7 +6,7 @@ use peerlane_collectives::error::Error;
 use peerlane_hal::ErrorKind;
 use peerlane_tests::middleware::Stream;
 
-use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, in_group};
+use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, assert_idle_within, in_group};
 
 #[test]
 fn replays_and_eager_starts_alternate() {
@@ -138,7 +138,7 @@ fn a_replay_that_a_peer_does_not_join_ends_with_the_group() {
         recorded.wait();
         for _ in 0..2 {
             graph.replay(&stream);
-            assert!(stream.is_idle_within(GRACE), "the stream is blocked");
+            assert_idle_within(&stream, GRACE);
         }
         assert_eq!(gather.start_on(&stream).unwrap_err().kind(), ErrorKind::PeerLost);
     });

@@ -8,7 +8,7 @@ use peerlane_collectives::group::{Channel, Group, Window};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_tests::middleware::Stream;
 
-use crate::support::{GRACE, Gate, LONG, SHORT, in_group};
+use crate::support::{GRACE, Gate, LONG, SHORT, assert_idle_within, in_group};
 
 const ROUNDS: i32 = 20;
 
@@ -146,7 +146,7 @@ fn a_wait_on_a_stream_has_a_deadline() {
         let stream = Stream::new();
         if group.rank() == Rank(0) {
             channel.on_stream(&stream, |messages| messages.wait(Rank(2), 1)).unwrap();
-            assert!(stream.is_idle_within(SHORT + GRACE), "the stream is blocked");
+            assert_idle_within(&stream, SHORT + GRACE);
             done.open();
         } else {
             done.wait();
@@ -180,7 +180,7 @@ fn a_wait_in_a_graph_has_a_deadline() {
         let graph = stream.end_capture();
         if group.rank() == Rank(0) {
             graph.replay(&stream);
-            assert!(stream.is_idle_within(SHORT + GRACE), "the stream is blocked");
+            assert_idle_within(&stream, SHORT + GRACE);
             let error = channel.check().unwrap_err();
             assert_eq!(
                 (error.kind(), error.peer()),
@@ -207,7 +207,7 @@ fn a_lost_peer_ends_the_waits_of_streams() {
         }
         channel.on_stream(&stream, |messages| messages.wait(Rank(1), 0)).unwrap();
         enqueued.wait();
-        assert!(stream.is_idle_within(GRACE), "the stream is blocked");
+        assert_idle_within(&stream, GRACE);
         let error = channel.check().unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))), "{error}");
     });

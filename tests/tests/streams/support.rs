@@ -8,15 +8,24 @@ use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::group::{Group, GroupOptions, MemoryRange};
 use peerlane_host as host;
+use peerlane_test_support::Stopwatch;
 use peerlane_tests::middleware::{Stream, StreamLayer, Wrapped};
 
 /// Far above what any test here waits for.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 /// What is waited for on purpose.
 pub(crate) const SHORT: Duration = Duration::from_millis(1500);
-/// Nobody is held up longer than this beyond a timeout.
-pub(crate) const GRACE: Duration = Duration::from_secs(5);
+/// Nobody is held up longer than this beyond a timeout, or after the loss of a rank.
+pub(crate) const GRACE: Duration = Duration::from_millis(500);
 pub(crate) const BLOCK_BYTES: usize = 100;
+
+/// Waits until everything on the stream is done, which must take less than `limit` apart from waits for a processor.
+#[track_caller]
+pub(crate) fn assert_idle_within(stream: &Stream, limit: Duration) {
+    let watch = Stopwatch::start();
+    assert!(stream.is_idle_within(LONG), "the stream is blocked");
+    watch.assert_within(limit);
+}
 
 /// Runs `body` as each rank of an open group.
 pub(crate) fn in_group<R: Send>(
