@@ -32,7 +32,9 @@ struct Queue {
 static QUEUES: Mutex<BTreeMap<Device, Queue>> = Mutex::new(BTreeMap::new());
 static DONE: Condvar = Condvar::new();
 
-fn queues() -> MutexGuard<'static, BTreeMap<Device, Queue>> {
+type Queues = MutexGuard<'static, BTreeMap<Device, Queue>>;
+
+fn queues() -> Queues {
     QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -84,12 +86,11 @@ fn push(device: Device, garbage: impl Send + 'static) {
 /// Waits until the device's thread has dropped all its objects. Returns false if there were none or if the time ran
 /// out.
 pub(super) fn wait<D: DeviceContext>(context: &D, timeout: Duration) -> bool {
-    wait_for_device(Device::of(context), timeout)
+    wait_for_device(queues(), Device::of(context), timeout)
 }
 
-fn wait_for_device(device: Device, timeout: Duration) -> bool {
+fn wait_for_device(all: Queues, device: Device, timeout: Duration) -> bool {
     let left = |all: &BTreeMap<Device, Queue>| all.get(&device).map_or(0, |queue| queue.pending);
-    let all = queues();
     if left(&all) == 0 {
         return false;
     }
@@ -134,22 +135,18 @@ mod tests {
 
     #[test]
     fn what_is_slow_to_drop_holds_up_nobody() {
-        let waits = || {
-            let (release, held) = mpsc::channel();
-            push(device(0), Slow(held));
-            push(device(0), String::from("behind it"));
-            assert!(!wait_for_device(device(0), Duration::from_millis(20)), "it is held");
-            let releasing = thread::spawn(move || {
-                thread::sleep(Duration::from_millis(100));
-                drop(release);
-            });
-            let waited = wait_for_device(device(0), Duration::from_secs(20));
-            releasing.join().unwrap();
-            waited
-        };
-        // On a loaded machine, a wait may begin after the objects are dropped.
-        assert!((0..10).any(|_| waits()), "nothing holds it");
-        assert!(!wait_for_device(device(0), Duration::ZERO), "there is nothing to wait for");
+        let (release, held) = mpsc::channel();
+        push(device(0), Slow(held));
+        push(device(0), String::from("behind it"));
+        let waited = wait_for_device(queues(), device(0), Duration::from_millis(20));
+        assert!(!waited, "it is held");
+
+        // The thread of the device can note that it has dropped the objects only when the wait releases the lock.
+        let all = queues();
+        drop(release);
+        assert!(wait_for_device(all, device(0), Duration::from_secs(20)), "nothing holds it");
+        let waited = wait_for_device(queues(), device(0), Duration::ZERO);
+        assert!(!waited, "there is nothing to wait for");
     }
 
     #[test]
@@ -164,6 +161,6 @@ mod tests {
             assert!(Instant::now() < deadline, "it waits behind another device");
             thread::yield_now();
         }
-        assert!(!wait_for_device(device(1), Duration::ZERO), "it is held");
+        assert!(!wait_for_device(queues(), device(1), Duration::ZERO), "it is held");
     }
 }
