@@ -56,43 +56,33 @@ fn put_alone(machine: &Machine, bytes: u64) -> Vec<Transfer> {
 }
 
 #[test]
-fn no_engine_idles_while_another_holds_two() {
+fn at_the_end_of_a_copy_no_engine_idles_while_another_holds_two() {
     let mut machine = Machine::new();
     machine.set("COPY_DELAY_US", "30000", "0");
-    for (engines, bytes) in [("2", 100 * MIB + 77), ("3", 100 * MIB + 1)] {
-        machine.set("ENGINES_PER_LINK", engines, "2");
-        let engines: usize = engines.parse().unwrap();
-        // On a loaded machine, the host may submit a piece too late.
-        let idles = |_| is_idle_beside_two(&put_alone(&machine, bytes), engines);
-        assert!(!(0..5).all(idles), "an engine of {engines} is idle in each of five puts");
+    for (engines, bytes) in [(2, 100 * MIB + 77), (3, 100 * MIB + 1)] {
+        machine.set("ENGINES_PER_LINK", &engines.to_string(), "2");
+        check_held(put_alone(&machine, bytes), engines);
     }
 }
 
-/// Checks that each engine holds two pieces at most, and returns whether one was idle while another held two.
-fn is_idle_beside_two(log: &[Transfer], engines: usize) -> bool {
-    /// Time that the host needs to submit the next piece.
-    const SLACK_NS: u64 = 15_000_000;
+/// Checks how many pieces an engine holds when it is given another. When pieces are submitted depends on what else the
+/// machine does, but not what they are submitted to.
+fn check_held(mut log: Vec<Transfer>, engines: usize) {
     assert!(log.len() >= 3 * engines, "{log:?}");
-    let mut numbers: Vec<_> = log.iter().map(|copy| copy.engine).collect();
+    log.sort_by_key(|piece| piece.submitted_ns);
+    let mut numbers: Vec<_> = log.iter().map(|piece| piece.engine).collect();
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers.len(), engines, "{numbers:?}");
-    let of = |engine: u64| log.iter().filter(move |copy| copy.engine == engine);
-    // An engine holds a piece from its submission to its end.
-    let held = |engine: u64, at: u64| {
-        of(engine).filter(|copy| copy.submitted_ns <= at && at < copy.end_ns).count()
-    };
-    let begins = numbers.iter().map(|engine| of(*engine).map(|copy| copy.submitted_ns).min());
-    let begin = begins.max().unwrap().unwrap();
-    log.iter().filter(|copy| copy.end_ns > begin).any(|copy| {
-        // Check when a piece ends, and again when the host had time to react.
-        let at = copy.end_ns + SLACK_NS;
-        let most = numbers.iter().map(|engine| held(*engine, at)).max().unwrap();
-        assert!(most <= 2, "{log:?}");
-        let mut numbers = numbers.iter();
-        let idle = numbers.any(|it| held(*it, at) == 0 && held(*it, copy.end_ns) == 0);
-        idle && most == 2
-    })
+
+    for (place, piece) in log.iter().enumerate() {
+        let before = log[..place].iter().filter(|other| other.engine == piece.engine);
+        let held = before.filter(|other| piece.submitted_ns < other.end_ns).count();
+        // Near the end, an engine that holds a piece leaves the others to engines that become idle.
+        let is_last = log.len() - place <= 2 * engines;
+        let limit = if is_last { 0 } else { 1 };
+        assert!(held <= limit, "piece {place} goes to an engine that holds {held}: {log:?}");
+    }
 }
 
 #[test]
