@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::raw::{
-    AT_ONCE, NO_SUBGROUP, PREAMBLE, RANK, Silent, challenge, frame, hello, proof, read_frame,
-    sealed, stranger,
+    AT_ONCE, NO_SUBGROUP, PREAMBLE, PROMPT, RANK, Silent, challenge, frame, hello, proof,
+    read_frame, sealed, stranger,
 };
 use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::environment::Environment;
@@ -19,6 +19,7 @@ use peerlane_collectives::bootstrap::tcp::{Hub, HubOptions, TcpBootstrap};
 use peerlane_collectives::bootstrap::{AbortRecord, Bootstrap, Listener, Notice, Secret};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_test_support::Stopwatch;
 
 const SECRET: &str = "the secret of this job";
 
@@ -60,7 +61,7 @@ fn text(error: &Error, hub: SocketAddr) -> String {
 
 /// Checks that a group of two with the secret starts and exchanges.
 fn assert_starts(hub: &Hub) {
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     thread::scope(|scope| {
         for number in 0..2 {
             scope.spawn(move || {
@@ -71,7 +72,7 @@ fn assert_starts(hub: &Hub) {
             });
         }
     });
-    assert!(start.elapsed() < AT_ONCE, "the start took {:?}", start.elapsed());
+    watch.assert_within(PROMPT);
 }
 
 #[test]
@@ -150,13 +151,14 @@ fn a_recorded_hello_is_not_accepted_again() {
 #[test]
 fn strangers_neither_end_nor_delay_a_start() {
     let hub = hub(2);
-    let start = Instant::now();
+    let (start, watch) = (Instant::now(), Stopwatch::start());
     // More than may be in the handshake, so the hub closes the oldest long before its time is over.
     let mut idle: Vec<TcpStream> = (0..50).map(|_| stranger(&hub, b"")).collect();
     idle.extend((0..50).map(|_| stranger(&hub, PREAMBLE)));
     let closed = idle[0].read_to_end(&mut Vec::new());
     assert!(closed.is_ok() || closed.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);
-    assert!(start.elapsed() < Duration::from_secs(8), "closed after {:?}", start.elapsed());
+    watch.assert_within(PROMPT);
+
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         for rank in 0..2 {
@@ -181,37 +183,38 @@ fn strangers_neither_end_nor_delay_a_start() {
     });
 }
 
-/// Returns the shortest time in which groups of four ranks start, without and with a secret, by turns.
-fn start_times() -> [Duration; 2] {
-    let mut times = [const { Vec::new() }; 2];
-    for round in 0..40 {
-        let text = [None, Some(SECRET)][round % 2];
-        let options = text
-            .map(secret)
-            .map_or_else(HubOptions::default, |secret| HubOptions::default().secret(secret));
-        let hub = options.bind("127.0.0.1:0", 4).unwrap();
-        let address = hub.address();
+/// Returns how long the start of a group of four ranks takes.
+fn start_time(text: Option<&str>) -> Duration {
+    let options =
+        text.map_or_else(HubOptions::default, |text| HubOptions::default().secret(secret(text)));
+    let hub = options.bind("127.0.0.1:0", 4).unwrap();
+    let address = hub.address();
+    thread::scope(|scope| {
         let start = Instant::now();
-        thread::scope(|scope| {
-            let ranks = [0, 1, 2, 3]
-                .map(|rank| scope.spawn(move || join(address, rank, 4, text, long()).unwrap()));
-            let ranks = ranks.map(|rank| rank.join().unwrap());
-            times[round % 2].push(start.elapsed());
-            ranks.iter().for_each(|rank| rank.leave(long()).unwrap());
-        });
-    }
-    times.map(|times| times.into_iter().min().unwrap())
+        let ranks = [0, 1, 2, 3]
+            .map(|rank| scope.spawn(move || join(address, rank, 4, text, long()).unwrap()));
+        let ranks = ranks.map(|rank| rank.join().unwrap());
+        let took = start.elapsed();
+
+        ranks.iter().for_each(|rank| rank.leave(long()).unwrap());
+        took
+    })
 }
 
-/// Other tests of this program may take the processors meanwhile, so one of several attempts is enough.
+/// Starts groups without and with a secret, by turns.
+///
+/// What else the machine does makes either start of a pair longer, with the same chance. So at least half of the pairs
+/// are in order if the secret costs less than the limit, and fewer than a quarter of 40 are in one of 3000 runs. If it
+/// costs more, hardly any pair is in order on an idle machine.
 #[test]
 fn a_secret_costs_less_than_two_milliseconds_for_four_ranks() {
-    let cheap = (0..10).any(|_| {
-        let [without, with] = start_times();
-        println!("4 ranks start in {without:?} without a secret, in {with:?} with one");
-        with < without + Duration::from_millis(2)
-    });
-    assert!(cheap, "a secret costs 2 ms or more in each of 10 attempts");
+    const PAIRS: usize = 40;
+    const LIMIT: Duration = Duration::from_millis(2);
+    let pairs: Vec<[Duration; 2]> =
+        (0..PAIRS).map(|_| [None, Some(SECRET)].map(start_time)).collect();
+    let cheap = pairs.iter().filter(|[without, with]| *with < *without + LIMIT).count();
+    println!("{cheap} of {PAIRS} starts with a secret are at most {LIMIT:?} longer: {pairs:?}");
+    assert!(cheap >= PAIRS / 4, "a secret costs {LIMIT:?} or more in most of {pairs:?}");
 }
 
 /// Opens a hub that answers a hello with the frame that `answer` returns for its nonce and the hello.

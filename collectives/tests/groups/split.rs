@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use insta::assert_snapshot;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -10,6 +10,7 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
+use peerlane_test_support::Stopwatch;
 
 use crate::support::group::in_group;
 use crate::support::own_process::run_in_own_process;
@@ -242,7 +243,7 @@ fn a_group_ends_with_the_group_that_it_was_split_from() {
         gather.run()?;
         let end = inner.end()?;
         world.close()?;
-        let begun = Instant::now();
+        let watch = Stopwatch::start();
         let errors = [
             gather.run().unwrap_err(),
             group.barrier().unwrap_err(),
@@ -250,7 +251,7 @@ fn a_group_ends_with_the_group_that_it_was_split_from() {
             end.check().unwrap_err(),
             group.close().unwrap_err(),
         ];
-        assert!(begun.elapsed() < SOON);
+        watch.assert_within(Duration::from_secs(1));
         Ok(errors)
     });
     for error in errors.unwrap().into_iter().flatten() {

@@ -3,11 +3,12 @@
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use insta::{allow_duplicates, assert_snapshot};
 use peerlane_collectives::bootstrap::Notice;
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_test_support::Stopwatch;
 
 use super::{AT_ONCE, Open, assert_hears_loss, each, hear, long, next};
 
@@ -28,7 +29,7 @@ pub(crate) fn a_loss_ends_an_exchange_at_once(open: Open) {
     let mut group = open(3);
     let heard: Vec<_> = group.ranks.iter().map(|rank| hear(rank.as_ref())).collect();
     let lost = group.ranks.remove(1);
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     let waiting = Barrier::new(3);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -45,7 +46,7 @@ pub(crate) fn a_loss_ends_an_exchange_at_once(open: Open) {
             assert!(text.starts_with("exchange \"keys\": rank 1 is lost: "), "{text}");
         }
     });
-    assert!(start.elapsed() < AT_ONCE, "waited for {:?}", start.elapsed());
+    watch.assert_within(AT_ONCE);
     assert_hears_loss(&heard[0], Rank(1));
     assert_hears_loss(&heard[2], Rank(1));
 }
@@ -89,7 +90,7 @@ pub(crate) fn the_first_of_two_aborts_is_heard_by_all(open: Open) {
 
 pub(crate) fn an_abort_ends_an_exchange_at_once(open: Open) {
     let group = open(3);
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     let ended = each(&group.ranks, |rank| {
         if rank.rank() == Rank(2) {
             rank.abort(b"out of memory").unwrap();
@@ -97,7 +98,7 @@ pub(crate) fn an_abort_ends_an_exchange_at_once(open: Open) {
         }
         Some(rank.exchange("keys", &[], long()).unwrap_err())
     });
-    assert!(start.elapsed() < AT_ONCE, "waited for {:?}", start.elapsed());
+    watch.assert_within(AT_ONCE);
     allow_duplicates!(for error in ended.into_iter().flatten() {
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Aborted, Some(Rank(2))));
         assert_snapshot!(error, @r#"exchange "keys": rank 2 has aborted the group"#);
@@ -125,7 +126,7 @@ pub(crate) fn a_goodbye_is_no_loss(open: Open) {
     let mut group = open(3);
     let heard: Vec<_> = group.ranks.iter().map(|rank| hear(rank.as_ref())).collect();
     let leaver = group.ranks.remove(1);
-    let start = Instant::now();
+    let watch = Stopwatch::start();
     let sent = AtomicU32::new(0);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -141,7 +142,7 @@ pub(crate) fn a_goodbye_is_no_loss(open: Open) {
         });
     });
     assert_eq!(sent.into_inner(), 1);
-    assert!(start.elapsed() < AT_ONCE, "waited for {:?}", start.elapsed());
+    watch.assert_within(AT_ONCE);
     for rank in [0, 2] {
         assert_eq!(next(&heard[rank], 1), [Notice::Left { rank: Rank(1) }]);
         assert!(heard[rank].try_recv().is_err());

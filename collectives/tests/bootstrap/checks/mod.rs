@@ -14,6 +14,7 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::{Bootstrap, Listener, Notice};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, Rank};
+use peerlane_test_support::Stopwatch;
 
 pub(crate) type Handle = Box<dyn Bootstrap>;
 
@@ -31,8 +32,10 @@ pub(crate) fn long() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// Far below [`long`], yet enough for a crowded machine: what comes sooner was not waited for.
-pub(crate) const AT_ONCE: Duration = Duration::from_secs(15);
+/// How long anything may take that does not wait for a deadline.
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(1);
+/// How much later than its deadline a call may return.
+pub(crate) const LATE_MAX: Duration = Duration::from_millis(500);
 
 /// Runs `body` as every rank at once; results in rank order.
 pub(crate) fn each<R: Send>(ranks: &[Handle], body: impl Fn(&dyn Bootstrap) -> R + Sync) -> Vec<R> {
@@ -66,16 +69,18 @@ impl Listener for Collector {
 
 /// The next notices of a rank.
 pub(crate) fn next(heard: &Receiver<Notice>, count: usize) -> Vec<Notice> {
-    let next = || heard.recv_timeout(AT_ONCE).expect("a notice is missing");
+    let next = || heard.recv_timeout(long().remaining()).expect("a notice is missing");
     (0..count).map(|_| next()).collect()
 }
 
-/// Checks that a rank hears of a loss, and that it is the only cause it hears of.
+/// Checks that a rank soon hears of a loss, and that it is the only cause it hears of.
 pub(crate) fn assert_hears_loss(heard: &Receiver<Notice>, lost: Rank) {
+    let watch = Stopwatch::start();
     match &next(heard, 2)[..] {
         [Notice::Lost { rank, .. }, Notice::Acknowledged] if *rank == lost => {}
         other => panic!("expected the loss of rank {lost}, heard {other:?}"),
     }
+    watch.assert_within(AT_ONCE);
 }
 
 /// Makes a test of every check, over the groups that `$open` opens.

@@ -3,7 +3,7 @@
 use peerlane_collectives::bootstrap::{Bootstrap, Notice};
 use peerlane_hal::{ErrorKind, Rank};
 
-use super::{AT_ONCE, Handle, Open, assert_hears_loss, each, hear, long, next};
+use super::{Handle, Open, assert_hears_loss, each, hear, long, next};
 
 /// Opens a subgroup of the even ranks on an even rank, and of the odd ranks on an odd one. Its ranks are in reverse order.
 fn halves(rank: &dyn Bootstrap, number: u32) -> Handle {
@@ -98,10 +98,8 @@ pub(crate) fn a_subgroup_that_is_dropped_is_lost_by_its_ranks(open: Open) {
     let group = open(4);
     let mut subgroups = each(&group.ranks, |rank| halves(rank, 7));
     let heard = hear(subgroups[1].as_ref());
-    let begun = std::time::Instant::now();
     drop(subgroups.pop());
     assert_hears_loss(&heard, Rank(0));
-    assert!(begun.elapsed() < AT_ONCE);
     each(&group.ranks, |rank| rank.exchange("all", &[], long()).unwrap());
     assert_eq!(each(&[subgroups.remove(0)], |rank| rank.ranks()), [2]);
 }

@@ -16,8 +16,11 @@ pub(crate) const PREAMBLE: &[u8; 12] = b"PEERLANE\x08\0\0\0";
 /// The start of a message of the first group.
 pub(crate) const NO_SUBGROUP: Option<(u32, u32)> = None;
 
-/// Far below a patient deadline, yet enough for a busy machine: what comes sooner was not waited for.
+/// Far below a patient deadline; a test fails if something takes longer.
 pub(crate) const AT_ONCE: Duration = Duration::from_secs(15);
+
+/// How long anything may take that does not wait for a deadline.
+pub(crate) const PROMPT: Duration = Duration::from_secs(1);
 
 /// What the proof of a rank says about its side.
 pub(crate) const RANK: &str = "peerlane: rank to hub";
