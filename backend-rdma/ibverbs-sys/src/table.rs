@@ -181,7 +181,7 @@ mod tests {
         match Library::load() {
             Ok(_) => {}
             Err(LoadError::Library { .. }) => c_layout::not_covered(
-                "table::tests::the_library_is_whole_or_absent",
+                "the_library_is_whole_or_absent",
                 &format!("there is no {LIBRARY}"),
             ),
             Err(error) => panic!("{error}"),

@@ -58,7 +58,7 @@ fn with_mpirun(launcher: &str, options: &str) -> Option<Ended> {
     command.args(own.get_args()).env("PEERLANE_PORT", port().to_string());
     if Command::new(launcher).arg("--version").output().is_err() {
         // Written to the descriptor, because the standard harness captures the output of `eprintln!`.
-        let what = format!("launcher::ranks_of_{}_join", launcher.replace('.', "_"));
+        let what = format!("ranks_of_{}_join", launcher.replace('.', "_"));
         let _ = writeln!(std::io::stderr(), "not covered: {what}: {launcher} is not installed");
         return None;
     }

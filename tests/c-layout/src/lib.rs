@@ -139,7 +139,7 @@ mod tests {
         let header = Header { includes: "#include <stdlib.h>", arguments: Vec::new() };
         let folder = std::env::temp_dir();
         if !header.is_there(&folder) {
-            not_covered("tests::a_claim_that_does_not_hold_is_named", "there is no C compiler");
+            not_covered("a_claim_that_does_not_hold_is_named", "there is no C compiler");
             return;
         }
         let mut claims = claims!("div_t", Division { quot, rem });

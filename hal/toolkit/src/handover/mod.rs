@@ -396,7 +396,7 @@ mod tests {
         if result.is_none() {
             // The standard harness would capture the output of `eprintln!`.
             let reason = format!("this user may not change to user {OTHER}");
-            let _ = writeln!(std::io::stderr(), "not covered: handover::tests::{test}: {reason}");
+            let _ = writeln!(std::io::stderr(), "not covered: {test}: {reason}");
         }
         result
     }
