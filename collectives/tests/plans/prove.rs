@@ -125,11 +125,11 @@ fn collectives_of_many_ranks_with_a_root_are_proven() {
             }
         }
     }
-    let many = Topology::flat(1000).unwrap();
+    let many = Topology::flat(5000).unwrap();
     let shape = Shape { collective: Collective::Broadcast { root: Rank(7) }, ..Shape::default() };
     let budget = Budget { followed_steps: 1000, ..Budget::default() };
     let proof = prove(Algorithm::Direct, &many, shape, budget).unwrap();
-    assert!(matches!(proof.coverage, Coverage::Sampled { summed: 1000, .. }), "{proof}");
+    assert!(matches!(proof.coverage, Coverage::Sampled { summed: 5000, .. }), "{proof}");
 }
 
 #[test]
