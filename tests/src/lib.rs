@@ -1,9 +1,10 @@
 //! Tests the backends of this repository: harnesses for the [conformance suite](peerlane_conformance), ranks that are processes,
-//! and simulations of whole operations.
+//! simulations of whole operations, and counts of what a start allocates.
 
 mod harness;
 pub mod processes;
 pub mod simulation;
+pub mod steady;
 
 use std::io::Write as _;
 

@@ -7,6 +7,7 @@
 mod child;
 mod gated;
 mod leftovers;
+pub mod nodes;
 mod parent;
 
 pub use child::{Child, finish_all};

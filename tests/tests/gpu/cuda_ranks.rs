@@ -3,11 +3,6 @@
 //! It runs on GPUs if there are any, otherwise on the simulated driver. The modules are shared with the other programs
 //! of this folder, as far as these use them; `vendor` is what differs between vendors.
 
-#[path = "../steady_state/counting.rs"]
-mod counting;
-#[path = "../steady_state/rest.rs"]
-mod rest;
-
 mod costs;
 mod cuda;
 mod cuda_faults;
@@ -20,9 +15,13 @@ use std::process::ExitCode;
 use libtest_mimic::Arguments;
 use peerlane_tests::GpuDriver;
 use peerlane_tests::processes::Parent;
+use peerlane_tests::steady::Counting;
 
 use self::cuda as vendor;
 use self::cuda_faults::{driver, opening};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {

@@ -8,14 +8,13 @@
 mod blocking;
 mod cuda;
 mod mixed;
-#[path = "../rdma_support/mod.rs"]
-mod rdma_support;
 mod support;
 
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use peerlane_rdma::{DeviceChoice, Fabric, Options};
+use peerlane_tests::processes::nodes::{self, hub_address, nodes, reason_to_skip};
 use peerlane_tests::processes::{Child, Parent};
 use peerlane_tests::{GpuDriver, Outcome};
 
@@ -23,7 +22,6 @@ use self::cuda as vendor;
 use mixed::processes::Kind::{Cuda, Host};
 use mixed::processes::{Processes, Scenario};
 use mixed::rank;
-use rdma_support::{hub_address, nodes, reason_to_skip};
 
 /// `mixed_processes` has more of them; these show that a NIC which cannot register the memory of a device stages it.
 const PROCESSES: [Processes; 3] = [
@@ -69,5 +67,5 @@ fn main() -> ExitCode {
 
 /// Starts this program as a rank on a node.
 fn start(node: usize, values: &[(&str, String)]) -> Outcome<Child> {
-    rdma_support::start(&nodes()[node], values)
+    nodes::start(&nodes()[node], values)
 }

@@ -6,7 +6,6 @@ mod keys;
 mod limits;
 mod links;
 mod opening;
-#[path = "../rdma_support/pair.rs"]
 mod pair;
 mod queues;
 

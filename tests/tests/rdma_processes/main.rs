@@ -4,8 +4,6 @@
 //! It also tests what happens to a group when one of its processes is killed or stopped. The nodes
 //! are network namespaces, each with its own RDMA device; without these the tests are skipped.
 
-#[path = "../rdma_support/mod.rs"]
-mod rdma_support;
 mod rounds;
 mod scenario;
 mod stopped;
@@ -18,10 +16,10 @@ use peerlane_collectives::bootstrap::Secret;
 use peerlane_collectives::bootstrap::tcp::HubOptions;
 use peerlane_hal::Deadline;
 use peerlane_tests::Outcome;
+use peerlane_tests::processes::nodes::{hub_address, nodes, reason_to_skip, start};
 use peerlane_tests::processes::{Child, Parent, finish_all};
 
-use rdma_support::{hub_address, nodes, reason_to_skip, start, unexpected};
-use scenario::Scenario;
+use scenario::{Scenario, unexpected};
 
 /// How long the ranks may take.
 const PATIENCE: Duration = Duration::from_secs(120);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use peerlane_collectives::group::MemoryRange;
 use peerlane_tests::middleware::Stream;
 
-use crate::rdma_support::block;
+use crate::scenario::block;
 
 /// The rounds of one rank.
 pub(crate) struct Rounds {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use peerlane_collectives::bootstrap::Secret;
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
+use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
@@ -15,10 +16,9 @@ use peerlane_host as host;
 use peerlane_rdma::{DeviceChoice, Options};
 use peerlane_tests::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_tests::processes::Parent;
-use peerlane_tests::{Failure, Outcome};
+use peerlane_tests::{Failure, Outcome, pattern};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::rdma_support::{block, unexpected};
 use crate::rounds::Rounds;
 use crate::stopped::{self, Waits};
 
@@ -321,4 +321,14 @@ fn deserted(parent: &Parent, scenario: Scenario, mut group: Group) -> Outcome {
             return Err(Failure::new("nobody was killed or stopped"));
         }
     }
+}
+
+/// Returns what `rank` contributes in `round`.
+pub(crate) fn block(rank: usize, round: u64, bytes: usize) -> Vec<u8> {
+    pattern((rank as u64 + 1) << 32 | round, bytes as u64)
+}
+
+/// Describes an error where none was due.
+pub(crate) fn unexpected(error: Error) -> Failure {
+    Failure::new(format!("{error} ({})", error.kind()))
 }

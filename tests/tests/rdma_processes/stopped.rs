@@ -12,8 +12,7 @@ use peerlane_rdma::{Engine, Error, Fabric, Key, Options};
 use peerlane_tests::processes::Parent;
 use peerlane_tests::{Failure, Outcome};
 
-use crate::rdma_support::unexpected;
-use crate::scenario::TIMEOUT;
+use crate::scenario::{TIMEOUT, unexpected};
 
 /// Signals that come before the process is stopped.
 const SIGNALS_BEFORE: u64 = 20;

@@ -5,9 +5,7 @@
 //! traced rank marks the interval by two system calls that are not used otherwise, and only gathers
 //! between them.
 
-mod counting;
 mod resized;
-mod rest;
 mod system_calls;
 mod windows;
 
@@ -22,8 +20,10 @@ use peerlane_collectives::group::{Group, Operation};
 use peerlane_hal::Rank;
 use peerlane_host as host;
 use peerlane_tests::processes::{Parent, leftovers};
+use peerlane_tests::steady::{Counting, Counts, come_to_rest};
 
-use counting::Counts;
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 const WARM_UP: u32 = 100;
 const STARTS: u32 = 1000;
@@ -89,7 +89,7 @@ fn count<G>(
         gate.wait();
         let (group, mut gather) = warm?;
         if group.rank() == Rank(0) {
-            rest::come_to_rest();
+            come_to_rest();
         }
         gate.wait();
         let before = Counts::now();

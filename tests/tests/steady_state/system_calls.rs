@@ -12,8 +12,8 @@ use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, Rank};
 use peerlane_tests::processes::{Child, Parent};
 
-use crate::rest::come_to_rest;
 use crate::{STARTS, repeat, warm};
+use peerlane_tests::steady::come_to_rest;
 
 /// A call that nobody else makes, easily found in a trace.
 const MARK: &str = "getpriority";

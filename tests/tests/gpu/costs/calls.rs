@@ -6,9 +6,8 @@ use peerlane_collectives::group::Operation;
 use peerlane_cuda::Stream;
 use peerlane_simulated_driver::Driver;
 use peerlane_tests::Outcome;
+use peerlane_tests::steady::{Counts, come_to_rest};
 
-use crate::counting::Counts;
-use crate::rest::come_to_rest;
 use crate::support::data::{check, unexpected};
 use crate::support::test_rank::{Form, TestRank};
 

@@ -6,11 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static ALLOCATED: AtomicU64 = AtomicU64::new(0);
 static FREED: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, counted.
-struct Counting;
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+/// Counts the calls of the system's allocator, in a program whose allocator it is.
+#[derive(Debug)]
+pub struct Counting;
 
 // SAFETY: every call is passed on as it came; counting touches no memory that is handed out.
 unsafe impl GlobalAlloc for Counting {
@@ -36,17 +34,28 @@ unsafe impl GlobalAlloc for Counting {
 
 /// Calls of the allocator, by all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub struct Counts {
     allocated: u64,
     freed: u64,
 }
 
 impl Counts {
-    pub(crate) fn now() -> Self {
-        Self { allocated: ALLOCATED.load(Ordering::Relaxed), freed: FREED.load(Ordering::Relaxed) }
+    /// Returns the calls until now.
+    ///
+    /// # Panics
+    /// If the allocator of the program is not [`Counting`].
+    pub fn now() -> Self {
+        let allocated = ALLOCATED.load(Ordering::Relaxed);
+        let freed = FREED.load(Ordering::Relaxed);
+
+        // Every program has allocated before its main function.
+        assert!(allocated > 0, "the allocator of this program does not count");
+        Self { allocated, freed }
     }
 
-    pub(crate) fn since(self, before: Self) -> Self {
+    /// Returns the calls after an earlier count.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
         Self { allocated: self.allocated - before.allocated, freed: self.freed - before.freed }
     }
 }

@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// # Panics
 /// If they do not come to rest.
-pub(crate) fn come_to_rest() {
+pub fn come_to_rest() {
     let begin = Instant::now();
     let mut quiet = 0;
     while quiet < LOOKS {
