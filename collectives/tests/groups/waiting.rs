@@ -110,6 +110,7 @@ fn futures_are_woken_and_return_the_operation() {
 
 #[test]
 fn a_descriptor_is_readable_when_the_start_is_complete() {
+    let others_have_looked = Barrier::new(3);
     in_group(3, |group| {
         let rank = group.rank().0;
         let mut gather = group.all_gather::<u32>(LEN).prepare()?;
@@ -132,11 +133,18 @@ fn a_descriptor_is_readable_when_the_start_is_complete() {
             check(&mut gather, 3, round)?;
         }
         // A start that nobody observes leaves it as it is, and the next one makes it unreadable.
-        let mut started = gather.start()?;
+        gather.start()?.wait()?;
         if rank == 0 {
-            thread::sleep(Duration::from_millis(5));
+            others_have_looked.wait();
+            return gather.start()?.wait();
         }
-        started.descriptor()?;
+
+        let mut started = gather.start()?;
+        let descriptor = started.descriptor()?;
+        let mut looked = [PollFd::new(&descriptor, PollFlags::IN)];
+        let readable = poll(&mut looked, Some(&Timespec::default())).unwrap();
+        others_have_looked.wait();
+        assert_eq!(readable, 0, "the descriptor is readable before rank 0 has started");
         started.wait()
     });
 }

@@ -172,6 +172,7 @@ fn a_step_outside_a_lane_is_a_fault() {
 #[test]
 fn broken_texts_never_panic() {
     let text = Form::PutLane.plans(3, 2, false)[1].to_string();
+    let (mut parsed, mut refused) = (0, 0);
     for seed in 0..3000 {
         let mut rng = Rng::with_seed(seed);
         let mut broken: Vec<char> = text.chars().collect();
@@ -180,10 +181,19 @@ fn broken_texts_never_panic() {
             broken[at] = *rng.choice(&['0', '9', ' ', '\n', ':', ',', '.', 'x', 'ü']).unwrap();
         }
         let broken: String = broken.into_iter().collect();
-        if let Ok(plan) = broken.parse::<Plan>() {
-            assert_eq!(plan.to_string().parse(), Ok(plan), "seed {seed}:\n{broken}");
+        match broken.parse::<Plan>() {
+            Ok(plan) => {
+                parsed += 1;
+                assert_eq!(plan.to_string().parse(), Ok(plan), "seed {seed}:\n{broken}");
+            }
+            Err(error) => {
+                refused += 1;
+                let error = error.to_string();
+                assert!(error.starts_with("invalid plan, line "), "seed {seed}: {error}");
+            }
         }
     }
+    assert!(parsed > 0 && refused > 0, "{parsed} were parsed, {refused} refused");
 }
 
 #[test]
