@@ -265,7 +265,7 @@ impl Case {
         let kind = if late { "timeout" } else { "peer lost" };
         let limit = if late { SHORT_TIMEOUT + STOPPED_GRACE } else { KILLED_GRACE };
         for Fate { rank, after, words } in fates {
-            check(after.net() < limit, || {
+            check(after.is_within(limit), || {
                 format!("rank {rank} took {after}, expected {limit:?}: {words}")
             })?;
             // A goodbye needs nobody: the group was over before.
@@ -306,7 +306,7 @@ impl Case {
         }
 
         let took = watch.elapsed();
-        check(took.net() < KILLED_GRACE, || {
+        check(took.is_within(KILLED_GRACE), || {
             format!("shrinking took {took}, expected {KILLED_GRACE:?}")
         })
     }

@@ -39,6 +39,10 @@ const MAY_RUN_NOTHING: [(&str, &str); 6] = [
     ("peerlane-tests rdma_mixed", "needs network namespaces with RDMA devices"),
     ("peerlane-tests rdma_processes", "needs network namespaces with RDMA devices"),
 ];
+/// The programs that run one test at a time: what they measure does not count the time in which threads wait for a
+/// processor, and those of another test would hide that of the measured one.
+const ONE_AT_A_TIME: [&str; 3] =
+    ["peerlane-collectives bootstrap", "peerlane-collectives groups", "peerlane-tests streams"];
 /// The file with the seconds that each program took last.
 const SECONDS: &str = "seconds.txt";
 
@@ -224,6 +228,10 @@ fn run_one(mut program: Program) -> (String, Ended) {
     if program.package.is_some() && times::are_reported(&program.command) {
         program.command.args(times::ARGUMENTS).env(times::ACCEPTS.0, times::ACCEPTS.1);
     }
+    if runs_all && ONE_AT_A_TIME.contains(&program.name.as_str()) {
+        program.command.arg("--test-threads=1");
+    }
+
     let mut timed = Vec::new();
     let status = File::create(&log).and_then(|out| {
         let command = program.command.stdin(Stdio::null());

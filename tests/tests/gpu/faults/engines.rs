@@ -79,6 +79,6 @@ fn broken(driver: GpuDriver, inject: &str, holds: &[&str], kinds: [&str; 2]) -> 
         says(&format!("rank {rank}"), text, "alive", &[])?;
     }
     let took = watch.elapsed();
-    check(took.net() < SOON, || format!("the end took {took}, expected {SOON:?}"))?;
+    check(took.is_within(SOON), || format!("the end took {took}, expected {SOON:?}"))?;
     finish(children)
 }
