@@ -499,6 +499,10 @@ fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &Onc
                 }
             }
             Ok(None) => break format!("the hub at {address} closed its connection"),
+            // All ranks must say the same of a hub that is killed, whatever each of them was reading.
+            Err(error) if error.is_closed() => {
+                break format!("the hub at {address} closed its connection");
+            }
             Err(error) => break format!("the connection to the hub at {address} failed: {error}"),
         }
     };

@@ -51,6 +51,21 @@ pub(super) enum FrameError {
     Malformed,
 }
 
+impl FrameError {
+    /// Returns whether the other end is gone. A process that is killed while it has not read everything resets its
+    /// connections, and one that is killed while it writes leaves a part of a frame.
+    pub(super) fn is_closed(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+        match self {
+            Self::Io(error) => {
+                matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
+            }
+            Self::Truncated { .. } => true,
+            Self::TooLong { .. } | Self::Malformed => false,
+        }
+    }
+}
+
 /// The caller must have limited the length of the message's variable fields.
 pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
     let bytes = postcard::to_extend(value, vec![0; LENGTH_BYTES])
@@ -404,6 +419,24 @@ mod tests {
 
     fn decode(bytes: &[u8]) -> Result<Option<Request>, FrameError> {
         read_frame(&mut &bytes[..], REQUEST_BYTES_MAX)
+    }
+
+    #[test]
+    fn a_connection_that_is_reset_or_ends_in_a_frame_is_closed() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.write_all(b"never read").unwrap();
+        let (other, _) = listener.accept().unwrap();
+        other.peek(&mut [0; 10]).unwrap();
+        drop(other);
+        let reset = read_frame::<Request>(&mut stream, REQUEST_BYTES_MAX).unwrap_err();
+        assert!(
+            matches!(&reset, FrameError::Io(error) if error.kind() == io::ErrorKind::ConnectionReset)
+        );
+        assert!(reset.is_closed());
+
+        assert!(decode(&[1, 0]).unwrap_err().is_closed());
+        assert!(!decode(&[1, 0, 0, 0, 255]).unwrap_err().is_closed());
     }
 
     #[test]
