@@ -117,6 +117,14 @@ pub(crate) fn oldest_rust() -> Outcome<Verdict> {
     }
     command.env("RUSTFLAGS", "-D warnings").env_remove("RUSTC").env_remove("CARGO");
     process::run(&mut command)?;
+
+    if is_installed {
+        // These have code for one architecture.
+        let mut here = Command::new("rustup");
+        here.args(["run", &toolchain, "cargo", "check", "--locked"]);
+        here.args(["--package", "peerlane-hal", "--package", "peerlane-host"]);
+        process::run(here.env_remove("RUSTC").env_remove("CARGO"))?;
+    }
     Ok(match is_installed {
         true => Verdict::Passed,
         false => Verdict::Skipped(format!(

@@ -1,4 +1,4 @@
-//! `cargo xtask package`: packages the crates that are published, and builds them as a user does.
+//! `cargo xtask package`: packages the crates that are published, and builds and checks them as a user does.
 //!
 //! The user is a package in an empty folder that has only the packaged crates. It runs the example of the README with default
 //! features, checks all features together with the crate `cudarc`, and checks the program.
@@ -25,7 +25,13 @@ pub(crate) fn run() -> Outcome {
     }
     process::run(&mut command)?;
 
-    let folder = std::env::temp_dir().join(format!("peerlane-package-{}", std::process::id()));
+    // The same folder each time, because cargo builds a package of another folder anew; outside of this workspace, whose
+    // profiles would count otherwise.
+    let root = metadata.workspace_root.as_str().replace('/', "-");
+    let folder = std::env::temp_dir().join(format!("peerlane-package{root}"));
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
     let built = build(&metadata, &published, &folder);
     fs::remove_dir_all(&folder)?;
     built

@@ -88,6 +88,9 @@ pub(crate) const FAILURES: &str =
 /// The file with what the tests did not cover on this machine, each with its reason.
 const NOT_COVERED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/not-covered.txt");
 
+/// How the names of the tests of RDMA begin.
+const RDMA: &str = "rdma";
+
 /// The GPUs of a vendor and the tests of their backend.
 struct Gpu {
     backend: &'static str,
@@ -113,7 +116,9 @@ const CUDA: Gpu = Gpu {
 
 /// Runs the tests and prints which did not run, and at the end what this machine could not cover.
 pub(crate) fn run(options: &Options) -> Outcome {
+    // Those of an earlier run; there may be none.
     let _ = fs::remove_file(NOT_COVERED);
+    let _ = fs::remove_file(FAILURES);
     let outcome = run_backend(options);
     println!("\nnot covered on this machine:");
     not_covered().iter().for_each(|line| println!("    {line}"));
@@ -137,7 +142,7 @@ fn add_not_covered(added: impl IntoIterator<Item = String>) -> Outcome {
 
 /// Removes the tests of RDMA from what [`not_covered`] returns, because they have run in a virtual machine.
 fn forget_rdma() -> Outcome {
-    let lines = not_covered().into_iter().filter(|line| !line.starts_with("rdma"));
+    let lines = not_covered().into_iter().filter(|line| !line.starts_with(RDMA));
     Ok(fs::write(NOT_COVERED, lines.collect::<Vec<_>>().join("\n"))?)
 }
 
@@ -216,7 +221,8 @@ fn long() -> Outcome {
     note_drivers()?;
     match unavailable {
         Some(reason) => add_not_covered([format!("rdma in a virtual machine: {reason}")])?,
-        None => forget_rdma()?,
+        None if outcome.is_ok() => forget_rdma()?,
+        None => {}
     }
     outcome
 }
