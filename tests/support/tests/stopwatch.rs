@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
@@ -39,12 +40,12 @@ fn time_on_processor(thread: &str) -> Duration {
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
 }
 
-/// Keeps a processor busy for 100 ms, and returns the time of it that was used.
+/// Keeps a processor busy for 200 ms, and returns the time of it that was used.
 fn work() -> Duration {
     let before = time_on_processor("thread-self");
     loop {
         let used = time_on_processor("thread-self") - before;
-        if used >= Duration::from_millis(100) {
+        if used >= Duration::from_millis(200) {
             return used;
         }
     }
@@ -80,17 +81,20 @@ fn the_net_time_holds_work_and_sleep_but_no_waits_for_processors() {
         (watch.elapsed(), length)
     });
 
-    // A thread that begins and ends meanwhile. It does not end right after its waits, so that a look finds them.
+    // A thread that begins and ends meanwhile. It ends after a look, which is what counts its waits.
     expect_equal(|| {
         let watch = Stopwatch::start();
-        let pause = Duration::from_millis(200);
+        let (done, is_done) = channel();
+        let (end, may_end) = channel::<()>();
         let thread = thread::spawn(move || {
-            let used = work();
-            thread::sleep(pause);
-            used
+            done.send(work()).unwrap();
+            let _ = may_end.recv();
         });
-        let used = thread.join().unwrap();
-        (watch.elapsed(), used + pause)
+        let used = is_done.recv().unwrap();
+        watch.elapsed();
+        drop(end);
+        thread.join().unwrap();
+        (watch.elapsed(), used)
     });
 
     // A thread of another test, whose waits are not subtracted.
