@@ -27,12 +27,12 @@ fn memory() -> u64 {
 
 #[test]
 fn groups_that_are_closed_before_their_operations_are_dropped_leave_nothing() {
-    run_in_own_process("closed_groups::count_what_closed_groups_leave");
+    let test =
+        "closed_groups::groups_that_are_closed_before_their_operations_are_dropped_leave_nothing";
+    run_in_own_process(test, count_what_closed_groups_leave);
 }
 
 /// All descriptors and all memory of this process count.
-#[test]
-#[ignore = "run by groups_that_are_closed_before_their_operations_are_dropped_leave_nothing, in a process of its own"]
 fn count_what_closed_groups_leave() {
     let usage = in_process::run(2, |bootstrap| {
         let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;

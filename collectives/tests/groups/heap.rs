@@ -29,12 +29,11 @@ fn check(operation: &mut Operation<i32>, me: Rank, seed: i32) -> Result<(), Erro
 /// Few descriptors are enough for any number of operations. The limit holds for a process of its own.
 #[test]
 fn thousands_of_operations_live_with_256_descriptors() {
-    run_in_own_process("heap::many_live_operations");
+    let test = "heap::thousands_of_operations_live_with_256_descriptors";
+    run_in_own_process(test, run_many_live_operations);
 }
 
-#[test]
-#[ignore = "run by thousands_of_operations_live_with_256_descriptors"]
-fn many_live_operations() {
+fn run_many_live_operations() {
     let limit = Rlimit { current: Some(256), maximum: Some(256) };
     setrlimit(Resource::Nofile, limit).unwrap();
 

@@ -384,8 +384,6 @@ fn count(folder: &str) -> usize {
 }
 
 /// All ranks are threads of this process, so the threads and descriptors of all of them are counted.
-#[test]
-#[ignore = "run by sixty_four_groups_need_no_thread_and_no_descriptor, in a process of its own"]
 fn count_threads_and_descriptors_of_many_groups() {
     let together = Barrier::new(8);
     in_group(8, |world| {
@@ -411,7 +409,8 @@ fn count_threads_and_descriptors_of_many_groups() {
 
 #[test]
 fn sixty_four_groups_need_no_thread_and_no_descriptor() {
-    run_in_own_process("split::count_threads_and_descriptors_of_many_groups");
+    let test = "split::sixty_four_groups_need_no_thread_and_no_descriptor";
+    run_in_own_process(test, count_threads_and_descriptors_of_many_groups);
 }
 
 #[test]
