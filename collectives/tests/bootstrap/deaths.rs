@@ -40,8 +40,10 @@ fn fork(how: Fork) -> i32 {
 #[test]
 #[ignore = "it is a rank of `the_death_of_a_rank_is_told_while_a_child_of_it_lives`"]
 fn rank_process() {
+    // Somebody runs all ignored tests.
+    let Some(place) = place() else { return };
     // The address of the hub, the rank, and the rank that forks and dies.
-    let [hub, rank, victim, how] = &place()[..] else { panic!() };
+    let [hub, rank, victim, how] = &place[..] else { panic!("{place:?}") };
     let (rank, victim) = (Rank(rank.parse().unwrap()), Rank(victim.parse().unwrap()));
     let how = if how == "Raw" { Fork::Raw } else { Fork::Call };
     let ended = be_rank(hub, rank, (victim, how));
