@@ -145,6 +145,11 @@ impl Suite {
         &self.skipped
     }
 
+    /// Lists the trials of the suite: the name of each, and whether it is ignored.
+    pub fn trials(&self) -> impl Iterator<Item = (&str, bool)> {
+        self.trials.iter().map(|trial| (trial.name(), trial.has_ignored_flag()))
+    }
+
     /// Runs the checks that the command line selects, and prints the skipped ones with their
     /// reasons.
     pub fn run(self) -> ExitCode {

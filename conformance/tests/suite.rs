@@ -43,10 +43,17 @@ impl Harness for Optional {
     }
 }
 
+/// Returns the name of each trial, and whether it is ignored.
+fn trials(suite: &Suite) -> Vec<(String, bool)> {
+    suite.trials().map(|(name, ignored)| (name.to_owned(), ignored)).collect()
+}
+
 #[test]
 fn absent_hardware_is_skipped_with_its_reason() {
     let harness = Layered::new(Optional(HostHarness::default()), "absent", |_| Absent);
     let suite = Suite::new().with(harness);
+    let ignored = all().into_iter().map(|check| (format!("optional+absent::{check:?}"), true));
+    assert_eq!(trials(&suite), ignored.collect::<Vec<_>>());
     let skipped: Vec<_> = suite.skipped().iter().collect();
     let [((harness, reason), checks)] = &skipped[..] else { panic!("{skipped:?}") };
     assert_eq!((&**harness, &**reason), ("optional+absent", "no device; plug one in"));
@@ -70,7 +77,10 @@ fn layers_that_need_more_than_the_engines_have_are_skipped() {
 #[test]
 fn absent_hardware_that_is_required_is_not_skipped() {
     let harness = Layered::new(HostHarness::default(), "absent", |_| Absent);
-    assert!(Suite::new().with(harness).skipped().is_empty());
+    let suite = Suite::new().with(harness);
+    let to_run = all().into_iter().map(|check| (format!("host+absent::{check:?}"), false));
+    assert_eq!(trials(&suite), to_run.collect::<Vec<_>>());
+    assert!(suite.skipped().is_empty());
 }
 
 #[test]
