@@ -12,7 +12,9 @@ use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 use peerlane_tests::middleware::{Stream, StreamLayer, Wrapped};
 
-use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, SHORT, assert_idle_within, pause};
+use crate::support::{
+    BLOCK_BYTES, GRACE, LONG, Rounds, SHORT, assert_idle_within, await_end, pause,
+};
 
 /// Every algorithm with a lane between nodes.
 const TIERED: [Algorithm; 4] =
@@ -176,9 +178,7 @@ fn a_rank_that_does_not_come_ends_the_start_of_all() {
             pause(&stream, Duration::ZERO);
             assert_idle_within(&stream, SHORT + GRACE);
         }
-        while group.abort_record().is_none() {
-            std::thread::yield_now();
-        }
+        await_end(&group);
         told.wait();
         let error = gather.run().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process;
@@ -25,6 +25,18 @@ pub(crate) fn assert_idle_within(stream: &Stream, limit: Duration) {
     let watch = Stopwatch::start();
     assert!(stream.is_idle_within(LONG), "the stream is blocked");
     watch.assert_within(limit);
+}
+
+/// Waits until the group has ended.
+///
+/// It sleeps between looks: a thread that only yields waits for a processor, and stopwatches of other ranks subtract that.
+#[track_caller]
+pub(crate) fn await_end(group: &Group) {
+    let begin = Instant::now();
+    while group.abort_record().is_none() {
+        assert!(begin.elapsed() < LONG, "the group has not ended");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Runs `body` as each rank of an open group.
