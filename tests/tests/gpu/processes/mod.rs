@@ -19,7 +19,6 @@ mod together;
 mod windows;
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use libtest_mimic::Trial;
@@ -45,14 +44,15 @@ pub(crate) fn trials(driver: GpuDriver) -> Vec<Trial> {
         // Where there is one kind, its name tells nothing.
         let kind = if ENGINES.len() > 1 { format!("{engine}::") } else { String::new() };
         let shows_all = vendor::shows_all(driver, engine);
-        let shared = if shows_all { machine::MACHINES } else { machine::STAGED };
-        let others = shared.iter().chain(vendor::MACHINES);
+        let once = if shows_all { machine::OF_ONE_VENDOR } else { &[] };
+        let others = machine::OF_EACH_VENDOR.iter().chain(once).chain(vendor::MACHINES);
         let on_others = others.flat_map(|machine| {
             Scenario::on_other_machines(engine).iter().map(|scenario| (3, *scenario, *machine))
         });
         let suited = Scenario::ALL.into_iter().filter(|scenario| scenario.suits(engine));
         let suited = suited.flat_map(|scenario| {
-            scenario.ranks(engine, shows_all).map(move |ranks| (ranks, scenario, Machine::Whole))
+            let ranks = scenario.ranks(engine, shows_all).iter();
+            ranks.map(move |ranks| (*ranks, scenario, Machine::Whole))
         });
         let trial = move |(ranks, scenario, machine)| {
             let processes = Processes { driver, ranks, scenario, machine, engine };
@@ -103,13 +103,16 @@ impl Scenario {
     ];
 
     /// Returns the numbers of ranks with which these engines run it.
-    fn ranks(self, engine: &str, shows_all: bool) -> RangeInclusive<usize> {
+    fn ranks(self, engine: &str, shows_all: bool) -> &'static [usize] {
+        const ALL: &[usize] = &[1, 2, 3, 4, 5, 6, 7, 8, 9];
         match self {
-            _ if !shows_all => 3..=3,
-            Self::Algorithms => 1..=9,
-            Self::Shapes | Self::BackToBack if engine == "streams" => 1..=9,
-            Self::Heap => 1..=8,
-            _ => 1..=4,
+            // The calls of each vendor see no peer, one, a few, and the largest group.
+            Self::BackToBack if !shows_all => &[1, 2, 3, 4, 9],
+            _ if !shows_all => &[3],
+            Self::Algorithms => ALL,
+            Self::Shapes | Self::BackToBack if engine == "streams" => ALL,
+            Self::Heap => &ALL[..8],
+            _ => &ALL[..4],
         }
     }
 

@@ -13,18 +13,20 @@ pub(crate) enum Machine {
     Release(&'static str),
 }
 
-/// A machine on which vendors differ, because each registers memory of the host in its own way.
-pub(crate) const STAGED: &[Machine] = &[Machine::With("P2P", "off")];
-
-/// Machines of any vendor on which the engine goes other ways.
-pub(crate) const MACHINES: &[Machine] = &[
-    // Everything through memory of the host; and some of it, between two islands.
+/// Machines on which the engine goes other ways, by calls that differ between vendors.
+pub(crate) const OF_EACH_VENDOR: &[Machine] = &[
+    // Everything through memory of the host.
     Machine::With("P2P", "off"),
+    Machine::With("PEER_WRITES", "drop"),
+    Machine::With("COPY_ENGINES", "1"),
+];
+
+/// Machines that show the same with any vendor.
+pub(crate) const OF_ONE_VENDOR: &[Machine] = &[
+    // Some of it through memory of the host, between two islands.
     Machine::With("P2P_ISLAND", "2"),
     // Puts that are on their way for long, and end in any order.
     Machine::With("PEER_JITTER_US", "2000"),
-    Machine::With("PEER_WRITES", "drop"),
-    Machine::With("COPY_ENGINES", "1"),
 ];
 
 impl fmt::Display for Machine {
