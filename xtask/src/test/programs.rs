@@ -1,4 +1,4 @@
-//! Builds test programs and runs several at a time. A program that needs all processors runs alone.
+//! Builds test programs and runs several at a time. A program that needs all processors runs when the others have ended.
 //!
 //! The output of a program is kept in a file below
 //! `target/tests` and printed when the program has ended. A later run begins with the programs that took longest.
@@ -60,7 +60,7 @@ pub(super) struct Program {
     package: Option<PackageId>,
     /// The command that runs it again, up to the name of a test.
     repeat: String,
-    /// Whether nothing else runs beside it.
+    /// Whether no other program runs beside it.
     pub(super) alone: bool,
 }
 
