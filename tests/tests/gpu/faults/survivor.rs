@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Operation;
+use peerlane_test_support::Stopwatch;
 use peerlane_tests::processes::Parent;
 use peerlane_tests::{Failure, GpuDriver, Outcome};
 
@@ -135,10 +136,12 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
 
         if let Some(graph) = graph {
             // The waits of these replays pass, so they take as long as the work of those before.
-            let begun = Instant::now();
+            let watch = Stopwatch::start();
             replay(&graph)?;
             test_rank.stream.finish_within(PATIENCE)?;
-            parent.print_line(format_args!("replayed in {}", begun.elapsed().as_micros()));
+            let took = watch.elapsed();
+            let (total, net) = (took.total.as_micros(), took.net().as_micros());
+            parent.print_line(format_args!("replayed in {total} {net}"));
         }
 
         drop(gather);
