@@ -162,7 +162,9 @@ fn a_group_is_told_within_a_bound_although_a_listener_hangs() {
     group.ranks[1].listen(Arc::new(Sleeper(patience)));
     let start = Instant::now();
     group.ranks[0].abort(b"why").unwrap();
-    assert_eq!(next(&heard, 2)[1], Notice::Acknowledged);
+    // The wait for the listener is longer than `next` allows.
+    let told = [(); 2].map(|()| heard.recv_timeout(patience).expect("a notice is missing"));
+    assert_eq!(told[1], Notice::Acknowledged);
     assert!(start.elapsed() < patience, "told after {:?}", start.elapsed());
 }
 
@@ -170,7 +172,8 @@ fn a_group_is_told_within_a_bound_although_a_listener_hangs() {
 #[test]
 #[ignore = "it is a rank of `a_killed_process_is_noticed_at_once`"]
 fn child() {
-    let environment = Environment::from_env().unwrap().expect("started by the test");
+    // Somebody runs all ignored tests.
+    let Some(environment) = Environment::from_env().unwrap() else { return };
     let rank = TcpBootstrap::join(&environment, long()).unwrap();
     rank.exchange("here", &[], long()).unwrap();
     rank.exchange("never", &[], long()).unwrap_err();

@@ -67,20 +67,21 @@ impl Listener for Collector {
     }
 }
 
-/// The next notices of a rank.
+/// Returns the next notices of a rank, which it must hear soon.
 pub(crate) fn next(heard: &Receiver<Notice>, count: usize) -> Vec<Notice> {
+    let watch = Stopwatch::start();
     let next = || heard.recv_timeout(long().remaining()).expect("a notice is missing");
-    (0..count).map(|_| next()).collect()
+    let notices = (0..count).map(|_| next()).collect();
+    watch.assert_within(AT_ONCE);
+    notices
 }
 
 /// Checks that a rank soon hears of a loss, and that it is the only cause it hears of.
 pub(crate) fn assert_hears_loss(heard: &Receiver<Notice>, lost: Rank) {
-    let watch = Stopwatch::start();
     match &next(heard, 2)[..] {
         [Notice::Lost { rank, .. }, Notice::Acknowledged] if *rank == lost => {}
         other => panic!("expected the loss of rank {lost}, heard {other:?}"),
     }
-    watch.assert_within(AT_ONCE);
 }
 
 /// Makes a test of every check, over the groups that `$open` opens.

@@ -2,8 +2,9 @@
 
 use peerlane_collectives::bootstrap::{Bootstrap, Notice};
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_test_support::Stopwatch;
 
-use super::{Handle, Open, assert_hears_loss, each, hear, long, next};
+use super::{AT_ONCE, Handle, Open, assert_hears_loss, each, hear, long, next};
 
 /// Opens a subgroup of the even ranks on an even rank, and of the odd ranks on an odd one. Its ranks are in reverse order.
 fn halves(rank: &dyn Bootstrap, number: u32) -> Handle {
@@ -80,6 +81,7 @@ pub(crate) fn a_lost_rank_is_lost_by_its_subgroups(open: Open) {
         let lost = n - 1;
         // The last rank is rank 0 of its subgroup. Its connection closes, with all of its groups.
         let last = (group.ranks.pop(), subgroups.pop());
+        let watch = Stopwatch::start();
         drop(last);
         for rank in 0..lost {
             assert_hears_loss(&heard[rank], Rank::at(lost));
@@ -87,6 +89,7 @@ pub(crate) fn a_lost_rank_is_lost_by_its_subgroups(open: Open) {
                 assert_hears_loss(&halves[rank], Rank(0));
             }
         }
+        watch.assert_within(AT_ONCE);
         let others = subgroups.into_iter().enumerate();
         let others = others.filter(|(rank, _)| rank % 2 != lost % 2).map(|(_, half)| half);
         let others: Vec<_> = others.collect();
@@ -98,8 +101,10 @@ pub(crate) fn a_subgroup_that_is_dropped_is_lost_by_its_ranks(open: Open) {
     let group = open(4);
     let mut subgroups = each(&group.ranks, |rank| halves(rank, 7));
     let heard = hear(subgroups[1].as_ref());
+    let watch = Stopwatch::start();
     drop(subgroups.pop());
     assert_hears_loss(&heard, Rank(0));
+    watch.assert_within(AT_ONCE);
     each(&group.ranks, |rank| rank.exchange("all", &[], long()).unwrap());
     assert_eq!(each(&[subgroups.remove(0)], |rank| rank.ranks()), [2]);
 }
