@@ -1,5 +1,6 @@
 //! Starts many groups whose ranks join at random times, while one rank is missing or ends.
 
+use std::sync::mpsc::channel;
 use std::sync::{Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ const RANKS: usize = 8;
 const DELAY_MAX: Duration = Duration::from_secs(1);
 /// Longer than the longest delay, so that all ranks that come have joined before it passes.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// The hub has noted by then that a connection has closed.
+const NOTING: Duration = Duration::from_millis(100);
 /// How much later than its deadline a rank may return.
 const LATE_MAX: Duration = Duration::from_millis(500);
 const AT_ONCE: usize = 50;
@@ -38,22 +41,33 @@ fn start(seed: u64, watch: &OnceLock<Stopwatch>) -> Duration {
     let mut delays = [(); RANKS].map(|()| DELAY_MAX.mul_f64(random.f64()));
     // A rank that joins last would complete the group.
     let own = std::mem::take(&mut delays[faulty as usize]);
-    let last = delays.iter().max().unwrap();
-    delays[faulty as usize] = own.min(last.mul_f64(0.9));
+    let last = (0..RANKS).max_by_key(|rank| delays[*rank]).unwrap();
+    delays[faulty as usize] = own.min(delays[last].mul_f64(0.9));
+    // The threads of a busy machine may wake in another order, so that the last rank waits for the faulty one.
+    let (acts, has_acted) = channel::<()>();
+    let (mut acts, mut has_acted) = (Some(acts), Some(has_acted));
     let hub = Hub::bind("127.0.0.1:0", RANKS).unwrap();
     let address = hub.address();
     let (hub, latest) = (Mutex::new(Some(hub)), Mutex::new(Duration::ZERO));
     thread::scope(|scope| {
         for rank in 0..RANKS as u32 {
             let (delay, hub, latest) = (delays[rank as usize], &hub, &latest);
+            let acts = if rank == faulty { acts.take() } else { None };
+            let has_acted = if rank as usize == last { has_acted.take() } else { None };
             scope.spawn(move || {
                 thread::sleep(delay);
+                if let Some(has_acted) = has_acted {
+                    // It returns when the faulty rank drops the other end. The hub notes then that its connection has closed.
+                    let _ = has_acted.recv();
+                    thread::sleep(NOTING);
+                }
                 if rank == faulty {
                     match fault {
                         Fault::Missing => {}
                         Fault::Ends => drop(Silent::join_at(address, rank, RANKS as u32)),
                         Fault::EndsWithHub => drop(hub.lock().unwrap().take()),
                     }
+                    drop(acts);
                     return;
                 }
                 let begin = Instant::now();
