@@ -8,7 +8,7 @@ use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_test_support::Stopwatch;
 
-use super::{AT_ONCE, Handle, Open, Opened, each, hear, long};
+use super::{AT_ONCE, Handle, LATE_MAX, Open, Opened, each, hear, long};
 
 /// Shrinks the group of these ranks, and lets them exchange their old ranks.
 fn shrink(ranks: &[Handle], excluded: &[Rank]) -> Vec<(u32, Vec<Vec<u8>>)> {
@@ -77,7 +77,8 @@ pub(crate) fn a_rank_that_comes_late_is_left_out_and_told(open: Open) {
     let timeout = Duration::from_secs(4);
     let formed = Barrier::new(3);
     let late_is_told = Barrier::new(3);
-    let (formed, late) = thread::scope(|scope| {
+    let watch = Stopwatch::start();
+    let (took, formed, late) = thread::scope(|scope| {
         let others = [0, 2].map(|rank| {
             let (rank, formed, late_is_told) = (&ranks[rank], &formed, &late_is_told);
             scope.spawn(move || {
@@ -89,10 +90,14 @@ pub(crate) fn a_rank_that_comes_late_is_left_out_and_told(open: Open) {
             })
         });
         formed.wait();
+        let took = watch.elapsed();
+
         let late = ranks[3].shrink(&[Rank(1)], long()).map(drop);
         late_is_told.wait();
-        (others.map(|rank| rank.join().unwrap()), late.unwrap_err())
+        (took, others.map(|rank| rank.join().unwrap()), late.unwrap_err())
     });
+
+    assert!(took.net() < timeout / 2 + LATE_MAX, "the group formed after {took}");
     assert_eq!(formed, [2, 2]);
     assert_eq!((late.kind(), late.peer()), (ErrorKind::Aborted, None));
     let text = "the group has shrunk without rank 3, which did not call `shrink` in time";
