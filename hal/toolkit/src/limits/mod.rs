@@ -60,8 +60,10 @@ impl SystemError {
     }
 
     fn of_thread(what: impl Into<String>, errno: Errno) -> Self {
-        // The C library reports a stack that cannot be mapped as `EAGAIN` too.
-        let limit = process::limit_of_threads(process::THREAD_BYTES);
+        // The C library reports a stack that cannot be mapped as `EAGAIN` too. What was used up when the call failed may be
+        // free again, so that `ENOMEM` says more than another look.
+        let limit =
+            process::limit_of(errno).or_else(|| process::limit_of_threads(process::THREAD_BYTES));
         Self { what: what.into(), errno, limit }
     }
 

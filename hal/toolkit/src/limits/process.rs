@@ -127,6 +127,9 @@ pub fn check_file_bytes(bytes: u64) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Rlimit, setrlimit};
+
+    use super::super::SystemError;
     use super::*;
 
     #[test]
@@ -141,6 +144,14 @@ mod tests {
         assert!(address_space_bytes().unwrap() > PAGE_BYTES);
         // Without a limit, everything fits.
         assert_eq!(lacks_address_space(u64::MAX), ADDRESS_SPACE.value().is_some());
+
+        // One that is not used up any more.
+        let before = getrlimit(Resource::As);
+        setrlimit(Resource::As, Rlimit { current: Some(1 << 46), maximum: before.maximum })
+            .unwrap();
+        let error = SystemError::of_thread("cannot start a thread", Errno::NOMEM);
+        setrlimit(Resource::As, before).unwrap();
+        assert!(error.to_string().contains("`ulimit -v`"), "{error}");
     }
 
     #[test]
