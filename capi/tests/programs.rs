@@ -1,11 +1,11 @@
 //! Compiles the C programs with all warnings, and runs each as four processes.
 
-use std::io::Write as _;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use peerlane_c as _;
+use peerlane_test_support::not_covered;
 
 const RANKS: usize = 4;
 
@@ -130,11 +130,7 @@ fn destroying_an_object_waits_for_the_threads_that_use_it() {
 #[test]
 fn memcheck_reports_nothing() {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        // Written to the descriptor, because the standard harness captures the output of `eprintln!`.
-        let _ = writeln!(
-            std::io::stderr(),
-            "not covered: memcheck_reports_nothing: valgrind is not installed"
-        );
+        not_covered("memcheck_reports_nothing", "valgrind is not installed");
         return;
     }
     let suppressions = Path::new(env!("CARGO_MANIFEST_DIR")).join("valgrind.supp");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Fabric, PeerMemory as _, Rank, RemoteKey as _, Role};
 use peerlane_host as host;
-use peerlane_tests::not_covered;
+use peerlane_test_support::not_covered;
 use peerlane_tests::processes::{Child, Parent, hex, unhex};
 
 /// Starts a program in a network namespace of its own.

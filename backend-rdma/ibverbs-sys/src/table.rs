@@ -180,7 +180,7 @@ mod tests {
     fn the_library_is_whole_or_absent() {
         match Library::load() {
             Ok(_) => {}
-            Err(LoadError::Library { .. }) => c_layout::not_covered(
+            Err(LoadError::Library { .. }) => peerlane_test_support::not_covered(
                 "the_library_is_whole_or_absent",
                 &format!("there is no {LIBRARY}"),
             ),

@@ -185,7 +185,7 @@ fn the_structures_are_those_of_the_header() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let header = Header { includes: "#include <infiniband/verbs.h>", arguments: Vec::new() };
     if !header.is_there(folder) {
-        c_layout::not_covered(
+        peerlane_test_support::not_covered(
             "the_structures_are_those_of_the_header",
             "there is no C compiler with <infiniband/verbs.h> (libibverbs-dev)",
         );

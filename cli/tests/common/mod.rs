@@ -4,32 +4,9 @@ use std::fs;
 use std::io;
 use std::process::{Command, Output, Stdio};
 
+use peerlane_test_support::LAUNCHER_VARIABLES;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-
-/// Variables of launchers that the test machine may have set.
-const LAUNCHER_VARIABLES: [&str; 20] = [
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "PEERLANE_HUB",
-    "PEERLANE_PORT",
-    "PEERLANE_JOB_ID",
-    "PEERLANE_SECRET",
-    "PEERLANE_SECRET_FILE",
-    "PEERLANE_ALLOW_UNAUTHENTICATED",
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "SLURM_PROCID",
-    "PMI_RANK",
-    "PMI_SIZE",
-    "SLURM_NTASKS",
-    "SLURM_STEP_NUM_TASKS",
-    "SLURM_STEP_NODELIST",
-];
 
 /// Result of a run of the program.
 #[derive(Debug)]

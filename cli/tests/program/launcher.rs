@@ -1,8 +1,9 @@
 //! Tests `peerlane allgather` as a rank of a launcher.
 
-use std::io::Write as _;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
+
+use peerlane_test_support::not_covered;
 
 use crate::common::{Ended, command, end};
 
@@ -57,9 +58,8 @@ fn with_mpirun(launcher: &str, options: &str) -> Option<Ended> {
     }
     command.args(own.get_args()).env("PEERLANE_PORT", port().to_string());
     if Command::new(launcher).arg("--version").output().is_err() {
-        // Written to the descriptor, because the standard harness captures the output of `eprintln!`.
         let what = format!("ranks_of_{}_join", launcher.replace('.', "_"));
-        let _ = writeln!(std::io::stderr(), "not covered: {what}: {launcher} is not installed");
+        not_covered(&what, &format!("{launcher} is not installed"));
         return None;
     }
     Some(end(&mut command))

@@ -10,6 +10,7 @@ use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
 use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_test_support::LAUNCHER_VARIABLES;
 
 /// Reads an environment given as `NAME=value NAME=value`.
 fn read(variables: &str) -> Result<Option<Environment>, Error> {
@@ -516,27 +517,7 @@ fn says_which_variable_is_wrong_and_why() {
 
 #[test]
 fn random_variables_never_panic() {
-    let names = [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "PEERLANE_HUB",
-        "PEERLANE_PORT",
-        "PEERLANE_JOB_ID",
-        "PEERLANE_SECRET",
-        "PEERLANE_SECRET_FILE",
-        "PEERLANE_ALLOW_UNAUTHENTICATED",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "SLURM_PROCID",
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_LOCALID",
-        "SLURM_STEP_NODELIST",
-        "TORCHELASTIC_USE_AGENT_STORE",
-    ];
+    let names = LAUNCHER_VARIABLES;
     let long = "x".repeat(100_000);
     let values = [
         "0",

@@ -15,13 +15,7 @@ use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
 use peerlane_collectives::bootstrap::tcp::{Hub, HubOptions, TcpBootstrap};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
-use peerlane_test_support::Stopwatch;
-
-/// Says what could not run here, a test by its name, and why. `cargo xtask test` counts and lists it.
-fn not_covered(what: &str, why: &str) {
-    // The standard harness would capture the output of `println!`.
-    let _ = writeln!(std::io::stderr(), "not covered: {what}: {why}");
-}
+use peerlane_test_support::{Stopwatch, not_covered};
 
 fn hub(ranks: usize) -> Hub {
     Hub::bind("127.0.0.1:0", ranks).unwrap()

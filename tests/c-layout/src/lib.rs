@@ -118,12 +118,6 @@ pub fn check(header: &Header<'_>, claims: &[Claim], folder: &Path) -> Result<(),
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Says that a test could not run here, and why. `cargo xtask test` counts it as ignored and lists the reason.
-pub fn not_covered(test: &str, why: &str) {
-    // The standard harness would capture the output of `eprintln!`.
-    let _ = writeln!(std::io::stderr(), "not covered: {test}: {why}");
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,7 +133,10 @@ mod tests {
         let header = Header { includes: "#include <stdlib.h>", arguments: Vec::new() };
         let folder = std::env::temp_dir();
         if !header.is_there(&folder) {
-            not_covered("a_claim_that_does_not_hold_is_named", "there is no C compiler");
+            peerlane_test_support::not_covered(
+                "a_claim_that_does_not_hold_is_named",
+                "there is no C compiler",
+            );
             return;
         }
         let mut claims = claims!("div_t", Division { quot, rem });

@@ -10,7 +10,7 @@ use super::Child;
 /// The namespaces, by name, with commas in between; device `i` is that of namespace `i`.
 const NAMESPACES: &str = "PEERLANE_TEST_RDMA_NAMESPACES";
 const DEVICES: &str = "PEERLANE_TEST_RDMA_DEVICES";
-/// The address at which the nodes reach whoever started them.
+/// The address of the process that starts the ranks, on the network of the nodes.
 const PARENT: &str = "10.0.0.254";
 
 /// A network namespace with an RDMA device.

@@ -223,7 +223,7 @@ fn thread_wait(thread: &Path) -> Option<(u32, Duration)> {
     Some((number, Duration::from_nanos(nanos)))
 }
 
-/// Returns for each processor of a virtual machine how long its host ran others instead.
+/// Returns the steal time of each processor: how long the host of a virtual machine kept it from the machine.
 fn stolen_times() -> Vec<Duration> {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     // The first line is the sum of all processors.

@@ -12,7 +12,8 @@ use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::ErrorKind;
 use peerlane_rocm::{Context, EngineKind, Fabric, Options, Stream};
 use peerlane_simulated_driver::Rocm;
-use peerlane_tests::{GpuDriver, not_covered};
+use peerlane_test_support::not_covered;
+use peerlane_tests::GpuDriver;
 
 use blocking::{make_current, read, write};
 

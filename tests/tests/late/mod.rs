@@ -96,7 +96,7 @@ pub(crate) struct Late {
     delayed_ops: u64,
     /// The number of the last delayed op that a signal or a get behind it has made due.
     announced: u64,
-    /// The number of the last delayed op that the thread has got.
+    /// The number of the last delayed op that was given to the thread.
     sent: u64,
     last: Ticket,
     is_released: bool,

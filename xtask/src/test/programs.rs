@@ -229,6 +229,7 @@ fn run_one(mut program: Program) -> (String, Ended) {
     let file: String =
         program.name.chars().map(|it| if it.is_alphanumeric() { it } else { '_' }).collect();
     let log: PathBuf = [FOLDER, &format!("{file}.log")].iter().collect();
+
     let runs_all = program.package.is_none() || program.command.get_args().len() == 0;
     if program.package.is_some() && times::are_reported(&program.command) {
         program.command.args(times::ARGUMENTS).env(times::ACCEPTS.0, times::ACCEPTS.1);
@@ -247,6 +248,7 @@ fn run_one(mut program: Program) -> (String, Ended) {
         status
     });
     let took = start.elapsed();
+
     let output = times::without(&String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()));
     let mut totals = Totals::default();
     output.lines().for_each(|line| totals.add(line));
@@ -256,6 +258,7 @@ fn run_one(mut program: Program) -> (String, Ended) {
         not_covered.retain(|line| line.starts_with(super::RDMA));
         not_covered.iter_mut().for_each(|line| line.insert_str(0, "in the virtual machine: "));
     }
+
     let Program { name, repeat, package, .. } = program;
     let of_test = |test: &String| {
         let repeat = match &package {
@@ -266,6 +269,7 @@ fn run_one(mut program: Program) -> (String, Ended) {
         format!("{test}: {repeat}{}", printed.collect::<String>())
     };
     let mut failures: Vec<String> = totals.failures.iter().map(of_test).collect();
+
     let failed = match status {
         Ok(Some(status)) if status.success() => None,
         Ok(Some(status)) => Some(status.to_string()),
@@ -277,6 +281,7 @@ fn run_one(mut program: Program) -> (String, Ended) {
     {
         failures.push(format!("{name}: {reason}: {}", repeat.trim_end_matches(" -- --exact")));
     }
+
     // A library may have no tests. Arguments may select none.
     let has_tests = repeat.contains(" --test ") || totals.ignored > 0;
     let may_run_nothing = MAY_RUN_NOTHING.iter().any(|(listed, _)| *listed == name);

@@ -56,7 +56,7 @@ use self::hub::{ACKNOWLEDGE_TIMEOUT, is_in_use, name_holders};
 use self::listener::RankListener;
 use self::wire::{
     DeadlineReader, FrameError, Outbox, PeerReader, REPLY_BYTES_MAX, Stream, encode_frame,
-    is_timeout, keep_alive, read_frame,
+    has_closed, is_timeout, keep_alive, read_frame,
 };
 use super::address::Address;
 use super::client::Client;
@@ -491,6 +491,8 @@ fn tell_failure(mut stream: &TcpStream, rank: Rank, error: &SystemError) {
 /// Handles what the hub sends until the connection ends. `full` says why this rank has ended it, if it has.
 fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &OnceLock<String>) {
     let mut reader = BufReader::new(stream);
+    let closed = || format!("the hub at {address} closed its connection");
+
     let how = loop {
         match read_frame::<Addressed<Reply>>(&mut reader, REPLY_BYTES_MAX) {
             Ok(Some(reply)) => {
@@ -498,11 +500,9 @@ fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &Onc
                     clients.send(subgroup, message);
                 }
             }
-            Ok(None) => break format!("the hub at {address} closed its connection"),
+            Ok(None) => break closed(),
             // All ranks must say the same of a hub that is killed, whatever each of them was reading.
-            Err(error) if error.is_closed() => {
-                break format!("the hub at {address} closed its connection");
-            }
+            Err(error) if error.is_closed() => break closed(),
             Err(error) => break format!("the connection to the hub at {address} failed: {error}"),
         }
     };
@@ -651,19 +651,14 @@ fn attempt(
 }
 
 fn retry(error: io::Error) -> JoinError {
-    use io::ErrorKind::{
-        BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, UnexpectedEof,
-    };
     let system = SystemError::of_io("cannot connect to the hub", &error);
     if system.is_exhausted() {
         return JoinError::Fatal(system.into());
     }
     let reason = error.to_string();
     match error.kind() {
-        ConnectionRefused => JoinError::Gone(reason),
-        BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof => {
-            JoinError::Closed(reason)
-        }
+        io::ErrorKind::ConnectionRefused => JoinError::Gone(reason),
+        _ if has_closed(&error) => JoinError::Closed(reason),
         _ => JoinError::Retry(reason),
     }
 }

@@ -20,7 +20,7 @@ use super::handshake::{
 use super::hub::Shared;
 use super::wire::{
     DeadlineReader, FrameError, Outbox, PeerReader, REQUEST_BYTES_MAX, Stream, encode_frame,
-    is_timeout, keep_alive, read_frame,
+    has_closed, is_timeout, keep_alive, read_frame,
 };
 
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -93,13 +93,12 @@ fn handshake(
 ) -> Result<(Rank, Option<ProcessId>), Rejection> {
     let stream: &TcpStream = connection;
     let failed = |error: io::Error| {
-        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-        Rejection::from(match error.kind() {
-            _ if is_timeout(&error) => {
-                format!("it did not join within {}", Seconds(HANDSHAKE_TIMEOUT))
-            }
-            UnexpectedEof | BrokenPipe | ConnectionReset => "it closed before it joined".to_owned(),
-            _ => error.to_string(),
+        Rejection::from(if is_timeout(&error) {
+            format!("it did not join within {}", Seconds(HANDSHAKE_TIMEOUT))
+        } else if has_closed(&error) {
+            "it closed before it joined".to_owned()
+        } else {
+            error.to_string()
         })
     };
     stream.set_nodelay(true).map_err(failed)?;

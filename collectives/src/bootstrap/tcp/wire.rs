@@ -55,15 +55,18 @@ impl FrameError {
     /// Returns whether the other end is gone. A process that is killed while it has not read everything resets its
     /// connections, and one that is killed while it writes leaves a part of a frame.
     pub(super) fn is_closed(&self) -> bool {
-        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
         match self {
-            Self::Io(error) => {
-                matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset)
-            }
+            Self::Io(error) => has_closed(error),
             Self::Truncated { .. } => true,
             Self::TooLong { .. } | Self::Malformed => false,
         }
     }
+}
+
+/// Returns whether a call on a connection failed because the other end is gone.
+pub(super) fn has_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
 /// The caller must have limited the length of the message's variable fields.

@@ -4,8 +4,9 @@ use std::ptr::NonNull;
 
 use peerlane_collectives::error::Error;
 use peerlane_hal::{ErrorKind, Rank};
+use peerlane_test_support::not_covered;
 use peerlane_tests::processes::Parent;
-use peerlane_tests::{Failure, Outcome, not_covered};
+use peerlane_tests::{Failure, Outcome};
 
 use super::Fault;
 use super::processes::{finish, ranks, words};
