@@ -81,6 +81,9 @@ const LONG: [(&str, &str); 16] = [
 /// The packages that only `cargo xtask test --all` tests: tools for the tests of others.
 const LONG_PACKAGES: [&str; 3] =
     ["peerlane-simulated-driver", "peerlane-hip-on-cuda", "peerlane-rxe-vm"];
+/// The package of this program.
+const XTASK: &str = env!("CARGO_PKG_NAME");
+
 /// The file with the names of the tests that failed last, which `cargo xtask ci` prints at its end.
 pub(crate) const FAILURES: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../target/failed-tests.txt");
@@ -175,11 +178,13 @@ fn short(since: Option<&str>) -> Outcome {
     command.args(names.iter().flat_map(|name| ["--test", name]));
     let mut documentation = cargo(["test", "--workspace", "--doc"]);
     for command in [&mut examples, &mut command, &mut documentation] {
-        // The packages are the same in all commands, also for few changes, so that cargo builds dependencies once.
-        command.args(LONG_PACKAGES.iter().flat_map(|package| ["--exclude", package]));
+        // The packages are the same in all commands, also for few changes, so that cargo builds dependencies once. Those of the
+        // Python module would be built with other features than `cargo run -p peerlane-cli` builds them.
+        let excluded = LONG_PACKAGES.iter().chain(&[XTASK, "peerlane-python"]);
+        command.args(excluded.flat_map(|package| ["--exclude", package]));
     }
     process::run(&mut examples)?;
-    let mut programs = programs([command, documentation])?;
+    let mut programs = programs([command, own_tests(), documentation])?;
     let mut left_out = Vec::new();
     if let Some(since) = since {
         let packages = changed::packages(&metadata, since)?;
@@ -307,10 +312,22 @@ fn workspace_tests() -> Outcome {
 }
 
 /// Returns the commands for all tests of the workspace, with more seeds and random plans than the short tests have.
-fn workspace_commands() -> [Command; 2] {
-    let mut programs = cargo(["test", "--workspace"]);
+fn workspace_commands() -> [Command; 3] {
+    let mut programs = workspace_programs();
     programs.env("PEERLANE_SEEDS", "20000");
-    [programs, cargo(["test", "--workspace", "--doc"])]
+    let documentation = cargo(["test", "--workspace", "--exclude", XTASK, "--doc"]);
+    [programs, own_tests(), documentation]
+}
+
+/// Returns the command that builds and runs all test programs but those of this program.
+fn workspace_programs() -> Command {
+    cargo(["test", "--workspace", "--exclude", XTASK])
+}
+
+/// Returns the command for the tests of this program, whose dependencies are built as for the program itself. In one command
+/// with the others, cargo would build theirs with the features that these need, and once more without.
+fn own_tests() -> Command {
+    cargo(["test", "--package", XTASK])
 }
 
 /// Returns the number of test programs that run at once: more than there are cores, because many tests sleep.

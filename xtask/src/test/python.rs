@@ -1,4 +1,4 @@
-//! `cargo xtask test python`: checks the native module, builds the wheel of the Python package, and tests it as installed.
+//! `cargo xtask test python`: checks the Python code, builds the wheel of the package, and tests it as installed.
 //!
 //! `cargo xtask wheel` builds the wheel alone. The tools are in virtual environments below `target/`, so that nothing is installed.
 
@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::deps::Verdict;
 use crate::workspace;
-use peerlane_rxe_vm::process::{self, Outcome, cargo};
+use peerlane_rxe_vm::process::{self, Outcome};
 
 /// Options of `cargo xtask test python`.
 #[derive(Args, Debug, Default)]
@@ -29,7 +29,8 @@ const PYTHON: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (
 pub(super) fn run(options: &Options) -> Outcome {
     let folders = Folders::new()?;
     let tools = folders.environment("tools", &TOOLS)?;
-    let wheel = folders.check_and_test(&tools)?;
+    let program = workspace::build_program(&folders.root_target, false)?;
+    let wheel = folders.check_and_test(&tools, &program)?;
     if options.torch {
         let torch = folders.environment("torch", &TORCH)?;
         folders.test(&torch, &wheel, &["tests/with_torch"])?;
@@ -37,14 +38,19 @@ pub(super) fn run(options: &Options) -> Outcome {
     Ok(())
 }
 
-/// Runs the checks and tests, or says what is missing for them.
+/// Runs the checks and tests for the gate, or says what is missing for them. The program in the wheel is that of all tests,
+/// which run at the same time.
 pub(crate) fn run_if_possible() -> Outcome<Verdict> {
     if !process::answers(Command::new("python3").args(["-c", PYTHON])) {
         return Ok(Verdict::Skipped("it needs Python 3.11 with venv".into()));
     }
     let folders = Folders::new()?;
     match folders.environment("tools", &TOOLS) {
-        Ok(tools) => folders.check_and_test(&tools).map(|_wheel| Verdict::Passed),
+        Ok(tools) => {
+            process::run(super::workspace_programs().arg("--no-run"))?;
+            let program = folders.root_target.join("debug/peerlane");
+            folders.check_and_test(&tools, &program).map(|_wheel| Verdict::Passed)
+        }
         Err(error) => Ok(Verdict::Skipped(format!("its tools cannot be installed: {error}"))),
     }
 }
@@ -53,7 +59,8 @@ pub(crate) fn run_if_possible() -> Outcome<Verdict> {
 pub(crate) fn build_wheel() -> Outcome {
     let folders = Folders::new()?;
     let tools = folders.environment("tools", &TOOLS)?;
-    println!("{}", folders.wheel(&tools, true)?.display());
+    let program = workspace::build_program(&folders.root_target, true)?;
+    println!("{}", folders.wheel(&tools, &program, "release")?.display());
     Ok(())
 }
 
@@ -83,46 +90,30 @@ impl Folders {
     }
 
     /// Runs everything that needs no PyTorch, and returns the wheel.
-    fn check_and_test(&self, tools: &Path) -> Outcome<PathBuf> {
-        self.check(tools)?;
-        let wheel = self.wheel(tools, false)?;
+    fn check_and_test(&self, tools: &Path, program: &Path) -> Outcome<PathBuf> {
+        for arguments in [["format", "--check"], ["check", "--quiet"]] {
+            let mut ruff = Command::new(tools.join("ruff"));
+            process::run(ruff.args(arguments).arg("--no-cache").current_dir(&self.package))?;
+        }
+
+        let wheel = self.wheel(tools, program, "dev")?;
         self.run_first_page(&wheel)?;
         self.test(tools, &wheel, &["tests"])?;
         Ok(wheel)
     }
 
-    fn check(&self, tools: &Path) -> Outcome {
-        let cargo = |arguments: &[&str]| {
-            let mut command = cargo([]);
-            command.args(arguments).current_dir(&self.package);
-            command
-                .env("CARGO_TARGET_DIR", &self.root_target)
-                .env("PYO3_PYTHON", tools.join("python"));
-            process::run(&mut command)
-        };
-        cargo(&["fmt", "--check"])?;
-        cargo(&["clippy", "--locked", "--", "-D", "warnings"])?;
-        for arguments in [["format", "--check"], ["check", "--quiet"]] {
-            let mut ruff = Command::new(tools.join("ruff"));
-            process::run(ruff.args(arguments).arg("--no-cache").current_dir(&self.package))?;
-        }
-        Ok(())
-    }
-
     /// Builds the wheel with the program `peerlane` in it, and returns its file.
-    fn wheel(&self, tools: &Path, is_release: bool) -> Outcome<PathBuf> {
-        let profile = if is_release { "release" } else { "dev" };
-        process::run(&mut cargo(["build", "-p", "peerlane-cli", "--profile", profile]))?;
-        let built = if is_release { "release" } else { "debug" };
-        let program = self.root_target.join(built).join("peerlane");
+    fn wheel(&self, tools: &Path, program: &Path, profile: &str) -> Outcome<PathBuf> {
         let packaged = self.package.join("peerlane/bin/peerlane");
         std::fs::create_dir_all(packaged.parent().expect("it is in a folder"))?;
         std::fs::copy(program, &packaged)?;
         process::run(Command::new("strip").arg(&packaged))?;
+
         let wheels = self.target.join("wheels");
         if wheels.exists() {
             std::fs::remove_dir_all(&wheels)?;
         }
+
         let mut maturin = Command::new(tools.join("maturin"));
         maturin.args(["build", "--locked", "--strip", "--profile", profile, "--out"]).arg(&wheels);
         maturin.arg("--interpreter").arg(tools.join("python")).current_dir(&self.package);

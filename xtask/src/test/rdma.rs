@@ -127,8 +127,11 @@ fn commands(options: &Options) -> [Command; 2] {
 
 /// Builds the test programs and adds them to the files of the guest.
 fn build(metadata: &Metadata, options: &Options, built: &mut Programs) -> Outcome {
-    let all = [cargo(["test", "--workspace"])];
-    let commands = if options.workspace { all.into() } else { Vec::from(commands(options)) };
+    let commands = if options.workspace {
+        vec![super::workspace_programs()]
+    } else {
+        Vec::from(commands(options))
+    };
     for mut command in commands {
         for artifact in artifacts(&mut command)? {
             add(metadata, &artifact, built)?;
