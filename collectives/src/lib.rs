@@ -18,21 +18,16 @@
 
 pub mod bootstrap;
 pub mod buffer_plan;
-pub mod collective;
-pub mod cost;
 pub mod element;
-pub mod error;
 pub mod group;
-pub mod layout;
-pub(crate) mod links;
-pub mod plan;
 mod run;
-pub mod schedule;
 mod sleeper;
-pub mod topology;
-pub mod trace;
-mod units;
-pub mod verify;
+
+#[doc(inline)]
+pub use peerlane_hal::collective_error as error;
+#[doc(inline)]
+pub use peerlane_planning::{collective, cost, layout, plan, schedule, topology, trace, verify};
+pub(crate) use peerlane_planning::units;
 
 /// Names the primitives of the modules that `tests/tests/orderings.rs` compiles once more, with those of loom.
 mod sync {

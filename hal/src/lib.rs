@@ -19,6 +19,8 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("Peerlane runs on Linux only");
 
+#[doc(hidden)]
+pub mod collective_error;
 mod deadline;
 mod dynamic;
 mod element;

@@ -8,14 +8,14 @@ use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::cost::Links;
-use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::Algorithm;
-use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::cost::Links;
+use peerlane_planning::layout::Layout;
+use peerlane_planning::plan::Algorithm;
+use peerlane_planning::schedule::{self, Shape};
 use peerlane_planning::simulate::{self, Options};
+use peerlane_planning::topology::Topology;
 use serde_json::json;
 
 const RANKS_PER_NODE: usize = 8;

@@ -6,13 +6,11 @@
 
 use std::iter;
 
-use peerlane_collectives::cost::{
-    CacheFactor, Calibration, Cost, Key, Link, Links, Residual, Sample, predict,
-};
-use peerlane_collectives::error::Error;
-use peerlane_collectives::plan::Tier;
-use peerlane_collectives::schedule::{Movement, movement};
-use peerlane_collectives::topology::Topology;
+use crate::cost::{CacheFactor, Calibration, Cost, Key, Link, Links, Residual, Sample, predict};
+use crate::error::Error;
+use crate::plan::Tier;
+use crate::schedule::{Movement, movement};
+use crate::topology::Topology;
 use peerlane_hal::ErrorKind;
 
 /// Relative errors above this value count linearly and not squared, so that outliers weigh less.
@@ -280,9 +278,9 @@ fn puts_to_every_peer(sample: &Sample, topology: &Topology) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use crate::cost::{Question, choose};
+    use crate::plan::{Algorithm, FlagOrder};
     use insta::assert_snapshot;
-    use peerlane_collectives::cost::{Question, choose};
-    use peerlane_collectives::plan::{Algorithm, FlagOrder};
     use peerlane_hal::LinkKind;
 
     use super::*;

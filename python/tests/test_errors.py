@@ -416,6 +416,8 @@ def interrupted(group, call):
                 group.check()
                 time.sleep(0.01)
         return
+    # A program that a shell has started in the background ignores the signal.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         if call == "barrier":

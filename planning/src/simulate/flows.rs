@@ -11,9 +11,9 @@
 use peerlane_hal::Rank;
 
 use super::event_queue::EventQueue;
-use peerlane_collectives::cost::{Link, Links};
-use peerlane_collectives::plan::Tier;
-use peerlane_collectives::topology::Topology;
+use crate::cost::{Link, Links};
+use crate::plan::Tier;
+use crate::topology::Topology;
 
 const DEMANDS_MAX: usize = 8;
 

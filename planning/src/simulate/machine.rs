@@ -12,9 +12,9 @@ use peerlane_hal::Rank;
 use super::event_queue::EventQueue;
 use super::flows::{CopyPath, Flows, LinkClass, Resources};
 use super::program::{ModelStep, NEXT_START, Program};
-use peerlane_collectives::cost::{Link, Links, picoseconds};
-use peerlane_collectives::plan::Tier;
-use peerlane_collectives::topology::Topology;
+use crate::cost::{Link, Links, picoseconds};
+use crate::plan::Tier;
+use crate::topology::Topology;
 
 pub(super) const NO_STEP: u32 = u32::MAX;
 

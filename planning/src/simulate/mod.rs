@@ -21,17 +21,17 @@
 //! | `event_queue` | the queue of events |
 //! | `result` | what the simulation returns, with the critical path |
 //!
-//! [`verify`]: peerlane_collectives::verify
+//! [`verify`]: crate::verify
 
 use peerlane_hal::{ErrorKind, Rank};
 
 #[cfg(doc)]
-use peerlane_collectives::cost::Link;
-use peerlane_collectives::cost::Links;
-use peerlane_collectives::error::Error;
-use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::{Plan, Step};
-use peerlane_collectives::topology::Topology;
+use crate::cost::Link;
+use crate::cost::Links;
+use crate::error::Error;
+use crate::layout::Layout;
+use crate::plan::{Plan, Step};
+use crate::topology::Topology;
 
 mod event_queue;
 mod flows;

@@ -2,9 +2,9 @@
 
 use peerlane_hal::{ErrorKind, Rank};
 
-use peerlane_collectives::error::Error;
-use peerlane_collectives::layout::{FLAG_WORDS, FlagLayout, Layout};
-use peerlane_collectives::plan::{Flag, LaneId, Plan, Step, Tier};
+use crate::error::Error;
+use crate::layout::{FLAG_WORDS, FlagLayout, Layout};
+use crate::plan::{Flag, LaneId, Plan, Step, Tier};
 
 /// The maximum number of steps of all ranks together.
 ///

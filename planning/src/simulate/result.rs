@@ -8,10 +8,10 @@ use peerlane_hal::Rank;
 use super::flows::LinkClass;
 use super::machine::{Lane, LaneState, Machine, NO_STEP};
 use super::program::{Program, StepId};
-use peerlane_collectives::cost::Link;
-use peerlane_collectives::error::Error;
-use peerlane_collectives::plan::{LaneId, Step, Tier};
-use peerlane_collectives::topology::Topology;
+use crate::cost::Link;
+use crate::error::Error;
+use crate::plan::{LaneId, Step, Tier};
+use crate::topology::Topology;
 
 /// The result of simulating one execution of an operation on all ranks. Times are picoseconds after the start
 /// of the first rank.

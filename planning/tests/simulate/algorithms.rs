@@ -1,14 +1,14 @@
 //! All algorithms over many topologies: they end, move what the definition says, and take the time
 //! that their formulas say.
 
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::cost::Links;
-use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::{Algorithm, FlagOrder};
-use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::cost::Links;
+use peerlane_planning::layout::Layout;
+use peerlane_planning::plan::{Algorithm, FlagOrder};
+use peerlane_planning::schedule::{self, Shape};
 use peerlane_planning::simulate::{self, LinkClass, Options, Simulation};
+use peerlane_planning::topology::Topology;
 
 use super::links;
 

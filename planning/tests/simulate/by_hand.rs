@@ -1,7 +1,7 @@
 //! Small plans whose times can be worked out in the head.
 
-use peerlane_collectives::cost::{CacheFactor, Link, Links};
 use peerlane_hal::Rank;
+use peerlane_planning::cost::{CacheFactor, Link, Links};
 use peerlane_planning::simulate::{PathStep, Slice};
 
 use super::{Case, link, links};

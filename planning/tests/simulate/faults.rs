@@ -1,13 +1,13 @@
 //! What cannot be simulated says why.
 
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::cost::Links;
-use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step};
-use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::cost::Links;
+use peerlane_planning::layout::Layout;
+use peerlane_planning::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step};
+use peerlane_planning::schedule::{self, Shape};
 use peerlane_planning::simulate::{self, Options};
+use peerlane_planning::topology::Topology;
 
 fn refused(ranks: usize, layout: &Layout, options: &Options, change: impl Fn(&mut Plan)) -> String {
     let topology = Topology::flat(ranks).unwrap();

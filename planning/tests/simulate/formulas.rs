@@ -3,14 +3,14 @@
 //! They differ where many ranks send to the lone rank of a small node at once: the others wait for
 //! each other there, which no formula sees.
 
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::cost::{self, Links};
-use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::FlagOrder;
-use peerlane_collectives::schedule::{self, Shape, algorithms};
-use peerlane_collectives::topology::Topology;
 use peerlane_hal::{LinkKind, Rank};
+use peerlane_planning::collective::Collective;
+use peerlane_planning::cost::{self, Links};
+use peerlane_planning::layout::Layout;
+use peerlane_planning::plan::FlagOrder;
+use peerlane_planning::schedule::{self, Shape, algorithms};
 use peerlane_planning::simulate::{self, Options};
+use peerlane_planning::topology::Topology;
 
 #[test]
 fn formulas_and_simulation_agree_on_all_gathers() {

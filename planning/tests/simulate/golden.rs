@@ -7,13 +7,13 @@ use std::fmt::Write;
 use std::path::Path;
 use std::{env, fs};
 
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::cost::Links;
-use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::Algorithm;
-use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::topology::Topology;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::cost::Links;
+use peerlane_planning::layout::Layout;
+use peerlane_planning::plan::Algorithm;
+use peerlane_planning::schedule::{self, Shape};
 use peerlane_planning::simulate::{self, LinkClass, Options};
+use peerlane_planning::topology::Topology;
 
 const TOPOLOGIES: [(&str, &[u32]); 7] = [
     ("1", &[0]),

@@ -14,13 +14,13 @@ mod faults;
 mod formulas;
 mod golden;
 
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::cost::{Link, Links, Node};
-use peerlane_collectives::error::Error;
-use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::Plan;
-use peerlane_collectives::topology::Topology;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::cost::{Link, Links, Node};
+use peerlane_planning::error::Error;
+use peerlane_planning::layout::Layout;
+use peerlane_planning::plan::Plan;
 use peerlane_planning::simulate::{self, Options, Simulation};
+use peerlane_planning::topology::Topology;
 
 /// A byte takes a picosecond, everything else no time.
 fn link() -> Link {

@@ -18,6 +18,28 @@ impl Group {
     /// Returns a builder for an operation of any [`Collective`].
     ///
     /// Methods such as [`all_gather`](Self::all_gather) do the same for one collective.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// use peerlane_collectives::collective::Collective;
+    /// use peerlane_hal::Rank;
+    ///
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// for collective in [Collective::AllGather, Collective::Gather { root: Rank(1) }] {
+    ///     let mut operation = group.operation::<i64>(collective, 1).prepare()?;
+    ///     operation.input_mut()?[0] = i64::from(group.rank().0) + 5;
+    ///     operation.run()?;
+    ///     if collective.is_receiver(group.rank()) {
+    ///         assert_eq!(operation.output()?, [5, 6]);
+    ///     }
+    /// }
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
     pub fn operation<T: Element>(
         &mut self,
         collective: Collective,

@@ -1,9 +1,9 @@
 //! Verifies the plans of every algorithm on many topologies and shapes. Random topologies are in `property.rs`.
 
-use peerlane_collectives::plan::{Algorithm, FlagOrder};
-use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::topology::Topology;
-use peerlane_collectives::verify::verify;
+use peerlane_planning::plan::{Algorithm, FlagOrder};
+use peerlane_planning::schedule::{self, Shape};
+use peerlane_planning::topology::Topology;
+use peerlane_planning::verify::verify;
 
 /// Returns all shapes with these numbers of chunks.
 fn shapes(chunks: &[u32]) -> Vec<Shape> {

@@ -35,7 +35,8 @@ impl FlagLayout {
     }
 
     /// Returns the layout with room for the flags of both.
-    pub(crate) fn max(self, other: Self) -> Self {
+    #[doc(hidden)]
+    pub fn max(self, other: Self) -> Self {
         let [ranks, chunks, lanes] =
             [(self.ranks, other.ranks), (self.chunks, other.chunks), (self.lanes, other.lanes)]
                 .map(|(one, other)| one.max(other));
@@ -80,7 +81,8 @@ impl FlagLayout {
     }
 }
 
-pub(crate) fn reader(flag: Flag) -> LaneId {
+#[doc(hidden)]
+pub fn reader(flag: Flag) -> LaneId {
     match flag {
         Flag::Sent { .. } => LaneId::HOME,
         flag => named_lane(flag),

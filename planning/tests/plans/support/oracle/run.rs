@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::ops::Range;
 
 use fastrand::Rng;
-use peerlane_collectives::plan::Source;
+use peerlane_planning::plan::Source;
 
 use super::{Action, Harm, Oracle};
 

@@ -1,12 +1,12 @@
 //! Tests proofs for many ranks: fewer plans give the same verdict, and the coverage states which.
 
 use insta::assert_snapshot;
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::plan::{Algorithm, FlagOrder};
-use peerlane_collectives::schedule::{self, Shape, algorithms};
-use peerlane_collectives::topology::Topology;
-use peerlane_collectives::verify::{Budget, Coverage, FaultClass, prove, verify};
 use peerlane_hal::Rank;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::plan::{Algorithm, FlagOrder};
+use peerlane_planning::schedule::{self, Shape, algorithms};
+use peerlane_planning::topology::Topology;
+use peerlane_planning::verify::{Budget, Coverage, FaultClass, prove, verify};
 
 /// A budget in which no set of plans is followed as a whole.
 const THRIFTY: Budget =

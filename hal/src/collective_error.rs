@@ -1,9 +1,9 @@
-//! Defines the error type of this crate.
+//! Defines the error of plans, of bootstraps and of groups, which the crates above this one name `error::Error`.
 
 use std::fmt;
 use std::sync::Arc;
 
-use peerlane_hal::{DynError, Error as _, ErrorKind, Rank};
+use crate::{DynError, Error as _, ErrorKind, Rank};
 
 /// The error of a collective operation, with a kind for programs and a text for users.
 ///
@@ -35,7 +35,7 @@ impl Error {
     }
 
     /// Changes the text.
-    pub(crate) fn map_text(mut self, map: impl FnOnce(&str) -> String) -> Self {
+    pub fn map_text(mut self, map: impl FnOnce(&str) -> String) -> Self {
         self.0.text = map(&self.0.text);
         self
     }
@@ -50,11 +50,11 @@ impl Error {
     /// Converts an error of a backend, such as CUDA or RDMA, and keeps its kind.
     ///
     /// The backend returned it during the call `what`.
-    pub fn of_backend(what: impl fmt::Display, error: impl peerlane_hal::Error) -> Self {
+    pub fn of_backend(what: impl fmt::Display, error: impl crate::Error) -> Self {
         Self::of_fabric(what, DynError::new(error))
     }
 
-    pub(crate) fn of_fabric(what: impl fmt::Display, error: DynError) -> Self {
+    pub fn of_fabric(what: impl fmt::Display, error: DynError) -> Self {
         let text = format!("cannot {what}: {error}");
         Self::caused_by(error, text)
     }
@@ -62,7 +62,7 @@ impl Error {
     /// Sets the rank with which a call on this rank failed, unless the error names a rank already, or memory or a limit
     /// of this process has run out.
     #[must_use]
-    pub(crate) fn with_other_side(self, peer: Rank) -> Self {
+    pub fn with_other_side(self, peer: Rank) -> Self {
         let is_own = self.kind() == ErrorKind::OutOfMemory;
         if is_own || self.peer().is_some() { self } else { self.with_peer(peer) }
     }
@@ -102,9 +102,9 @@ impl std::error::Error for Error {
     }
 }
 
-// This crate's error is no `peerlane_hal::Error` itself, which leaves room for this conversion: a
+// This error is no `crate::Error` itself, which leaves room for this conversion: a
 // program opens a fabric and a group with the same `?`.
-impl<E: peerlane_hal::Error> From<E> for Error {
+impl<E: crate::Error> From<E> for Error {
     fn from(error: E) -> Self {
         let text = error.to_string();
         Self::caused_by(DynError::new(error), text)
@@ -113,7 +113,7 @@ impl<E: peerlane_hal::Error> From<E> for Error {
 
 /// Returns a foreign text in quotes, with escapes for characters that are not printable. Only the beginning of a long text is
 /// shown, so that an error stays readable.
-pub(crate) fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     const SHOWN_MAX: usize = 80;
     match text.char_indices().nth(SHOWN_MAX) {
         Some((end, _)) => format!("{:?}…", &text[..end]),
@@ -122,7 +122,7 @@ pub(crate) fn quoted(text: &str) -> String {
 }
 
 /// Returns a foreign text, in [quotes](quoted) if it is long or has characters that are not printable.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let quoted = quoted(text);
     match quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {
         Some(same) if same == text => text.to_owned(),

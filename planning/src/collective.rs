@@ -17,30 +17,6 @@ use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
 
 /// A collective operation such as all-gather, defined by the blocks that each rank must hold at its end.
-///
-/// [`Group::operation`](crate::group::Group::operation) takes any of them:
-///
-/// ```
-/// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-/// # use peerlane_collectives::group::Group;
-/// # use peerlane_host as host;
-/// use peerlane_collectives::collective::Collective;
-/// use peerlane_hal::Rank;
-///
-/// # in_process::run(2, |bootstrap| {
-/// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
-/// # let mut group = Group::open(bootstrap, fabric)?;
-/// for collective in [Collective::AllGather, Collective::Gather { root: Rank(1) }] {
-///     let mut operation = group.operation::<i64>(collective, 1).prepare()?;
-///     operation.input_mut()?[0] = i64::from(group.rank().0) + 5;
-///     operation.run()?;
-///     if collective.is_receiver(group.rank()) {
-///         assert_eq!(operation.output()?, [5, 6]);
-///     }
-/// }
-/// # group.close()
-/// # }).unwrap();
-/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -345,7 +321,8 @@ impl Collective {
         }
     }
 
-    pub(crate) fn check(self, ranks: usize, in_place: bool) -> Result<(), String> {
+    #[doc(hidden)]
+    pub fn check(self, ranks: usize, in_place: bool) -> Result<(), String> {
         if let Some(root) = self.root().filter(|root| root.index() >= ranks) {
             return Err(format!("root is {root}, expected a rank below {ranks}"));
         }

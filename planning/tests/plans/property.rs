@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use fastrand::Rng;
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::plan::{Algorithm, FlagOrder, Tier};
-use peerlane_collectives::schedule::{self, Shape, algorithms};
-use peerlane_collectives::topology::Topology;
-use peerlane_collectives::verify::{Budget, prove, verify};
 use peerlane_hal::Rank;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::plan::{Algorithm, FlagOrder, Tier};
+use peerlane_planning::schedule::{self, Shape, algorithms};
+use peerlane_planning::topology::Topology;
+use peerlane_planning::verify::{Budget, prove, verify};
 
 use crate::support::cases::number_of_cases;
 use crate::support::oracle::Oracle;

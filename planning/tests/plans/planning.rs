@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use peerlane_collectives::plan::{Algorithm, Cell, Lane, Plan, Source, Step, Tier};
-use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
+use peerlane_planning::plan::{Algorithm, Cell, Lane, Plan, Source, Step, Tier};
+use peerlane_planning::schedule::{self, Shape};
+use peerlane_planning::topology::Topology;
 
 use crate::support::processor_time::processor_time_of_thread;
 

@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use fastrand::Rng;
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::plan::{Cell, Flag, LaneId, Plan, Source, Step};
 use peerlane_hal::Rank;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::plan::{Cell, Flag, LaneId, Plan, Source, Step};
 
 use run::Run;
 

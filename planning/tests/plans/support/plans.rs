@@ -1,10 +1,10 @@
 //! Correct plans for tests: those of every algorithm, and direct plans with other lanes.
 
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Plan, Step};
-use peerlane_collectives::schedule;
-use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::plan::{Algorithm, Flag, FlagOrder, Lane, LaneId, Plan, Step};
+use peerlane_planning::schedule;
+use peerlane_planning::topology::Topology;
 
 /// Selects a set of plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

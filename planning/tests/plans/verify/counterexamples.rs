@@ -1,8 +1,8 @@
 //! Counterexamples for one fault of each class.
 
 use insta::assert_snapshot;
-use peerlane_collectives::plan::{Algorithm, Lane, Plan, Tier};
-use peerlane_collectives::verify::{FaultClass, verify};
+use peerlane_planning::plan::{Algorithm, Lane, Plan, Tier};
+use peerlane_planning::verify::{FaultClass, verify};
 
 use crate::support::plans::{Form, edit};
 

@@ -4,8 +4,8 @@
 //! that start. In an all-gather the data itself shows that; in a broadcast it takes a flag.
 
 use insta::assert_snapshot;
-use peerlane_collectives::plan::Plan;
-use peerlane_collectives::verify::{Fault, FaultClass, verify};
+use peerlane_planning::plan::Plan;
+use peerlane_planning::verify::{Fault, FaultClass, verify};
 
 use crate::support::plans::edit;
 

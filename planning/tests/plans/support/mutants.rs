@@ -1,8 +1,8 @@
 //! Mutates plans at random.
 
 use fastrand::Rng;
-use peerlane_collectives::plan::{Cell, Flag, Lane, LaneId, Plan, Source, Step, Tier};
 use peerlane_hal::Rank;
+use peerlane_planning::plan::{Cell, Flag, Lane, LaneId, Plan, Source, Step, Tier};
 
 type Mutation = fn(&mut [Plan], &mut Rng) -> Option<String>;
 

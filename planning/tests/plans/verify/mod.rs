@@ -1,12 +1,12 @@
 //! Verifies correct plans, and one incorrect plan for each fault, with the text of the fault.
 
 use insta::assert_snapshot;
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::plan::{Algorithm, Lane, Plan, Tier};
-use peerlane_collectives::schedule;
-use peerlane_collectives::topology::Topology;
-use peerlane_collectives::verify::{Fault, FaultClass, Proof, verify};
 use peerlane_hal::{Error as _, ErrorKind};
+use peerlane_planning::collective::Collective;
+use peerlane_planning::plan::{Algorithm, Lane, Plan, Tier};
+use peerlane_planning::schedule;
+use peerlane_planning::topology::Topology;
+use peerlane_planning::verify::{Fault, FaultClass, Proof, verify};
 
 use crate::support::plans::{Form, edit};
 

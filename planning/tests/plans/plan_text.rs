@@ -2,11 +2,11 @@
 
 use fastrand::Rng;
 use insta::assert_snapshot;
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::plan::{
+use peerlane_hal::{Error as _, ErrorKind, Rank};
+use peerlane_planning::collective::Collective;
+use peerlane_planning::plan::{
     Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, ParseError, Plan, Source, Step, Tier,
 };
-use peerlane_hal::{Error as _, ErrorKind, Rank};
 
 use crate::support::plans::Form;
 

@@ -5,11 +5,11 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::plan::{Algorithm, FlagOrder, Plan};
-use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
+use peerlane_planning::collective::Collective;
+use peerlane_planning::plan::{Algorithm, FlagOrder, Plan};
+use peerlane_planning::schedule::{self, Shape};
+use peerlane_planning::topology::Topology;
 
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)

@@ -39,7 +39,9 @@ pub(super) struct PairsNow {
 
 /// The block lengths of one start, in bytes.
 #[derive(Clone, Copy)]
-pub(crate) enum StartBytes<'a> {
+#[doc(hidden)]
+#[expect(missing_debug_implementations, reason = "it holds functions")]
+pub enum StartBytes<'a> {
     Equal(u64),
     ByRank(&'a dyn Fn(Rank) -> u64),
     /// What `rank` sends to each rank, and receives from each.
@@ -168,7 +170,8 @@ impl Layout {
     }
 
     /// Returns the length of the largest inbox of a rank in bytes.
-    pub(crate) fn inbox_bytes_max(&self) -> u64 {
+    #[doc(hidden)]
+    pub fn inbox_bytes_max(&self) -> u64 {
         Rank::all(self.ranks()).map(|rank| self.inbox_bytes(rank)).max().unwrap_or(0)
     }
 
@@ -293,7 +296,8 @@ impl Layout {
     ///
     /// # Errors
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the layout has another kind of lengths.
-    pub(crate) fn set_blocks(&mut self, bytes: StartBytes<'_>) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub fn set_blocks(&mut self, bytes: StartBytes<'_>) -> Result<(), Error> {
         let (collective, ranks) = (self.collective, self.ranks());
         if collective.is_reduction() {
             let text = format!("{} cannot be resized", collective.with_article());
@@ -355,7 +359,8 @@ impl Layout {
     }
 
     /// Returns the bytes of the block of each rank if every rank knows the blocks of all.
-    pub(crate) fn lengths(&self) -> Option<&Lengths> {
+    #[doc(hidden)]
+    pub fn lengths(&self) -> Option<&Lengths> {
         match &self.blocks {
             Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => Some(lengths),
             Sizes::Pairs { .. } => None,
@@ -364,7 +369,8 @@ impl Layout {
 
     /// Returns the first block length that is above that of `other`, which differs only in lengths: what it is, its bytes,
     /// and those of `other`.
-    pub(crate) fn longer_than(&self, other: &Self) -> Option<(String, u64, u64)> {
+    #[doc(hidden)]
+    pub fn longer_than(&self, other: &Self) -> Option<(String, u64, u64)> {
         let longer = |what: &str, rank: Rank, found: u64, most: u64| {
             (found > most).then(|| (format!("{what} of rank {rank}"), found, most))
         };

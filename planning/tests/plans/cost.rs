@@ -6,13 +6,13 @@ use std::path::Path;
 use std::{env, fs};
 
 use fastrand::Rng;
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::cost::{self, Cost, Link, Links, Question, Traffic};
-use peerlane_collectives::layout::Layout;
-use peerlane_collectives::plan::{Algorithm, FlagOrder, Step, Tier};
-use peerlane_collectives::schedule::{self, Shape};
-use peerlane_collectives::topology::Topology;
 use peerlane_hal::{LinkKind, Rank};
+use peerlane_planning::collective::Collective;
+use peerlane_planning::cost::{self, Cost, Link, Links, Question, Traffic};
+use peerlane_planning::layout::Layout;
+use peerlane_planning::plan::{Algorithm, FlagOrder, Step, Tier};
+use peerlane_planning::schedule::{self, Shape};
+use peerlane_planning::topology::Topology;
 
 use crate::support::processor_time::processor_time_of_thread;
 

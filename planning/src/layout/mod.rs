@@ -29,8 +29,10 @@ mod pieces;
 
 pub use blocks::BlockBytes;
 use blocks::Sizes;
-pub(crate) use blocks::StartBytes;
-pub(crate) use flags::reader;
+#[doc(hidden)]
+pub use blocks::StartBytes;
+#[doc(hidden)]
+pub use flags::reader;
 pub use flags::{FLAG_WORDS, FlagLayout};
 pub use pieces::{
     BUFFERS_MAX, BufferPosition, InputPlacement, Lengths, OutputPlacement, Placement,
@@ -122,7 +124,8 @@ impl Layout {
 
     /// Makes the input of each rank one block, which it contributes to all outputs of a reduce-scatter, and not a block for
     /// each. Every output then is the sum of the inputs.
-    pub(crate) fn with_shared_input(mut self) -> Self {
+    #[doc(hidden)]
+    pub fn with_shared_input(mut self) -> Self {
         self.is_input_shared = true;
         self
     }
@@ -131,11 +134,8 @@ impl Layout {
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a block does not consist of that number of rows of whole elements.
-    pub(crate) fn with_columns(
-        mut self,
-        columns: Columns,
-        element_bytes: u64,
-    ) -> Result<Self, Error> {
+    #[doc(hidden)]
+    pub fn with_columns(mut self, columns: Columns, element_bytes: u64) -> Result<Self, Error> {
         let unit = columns.rows.saturating_mul(element_bytes);
         let ranks = self.ranks();
         let pairs = Rank::all(ranks).flat_map(|from| Rank::all(ranks).map(move |to| (from, to)));
@@ -154,7 +154,8 @@ impl Layout {
     }
 
     /// Returns whether the output is a matrix, in which blocks are not contiguous.
-    pub(crate) fn has_columns_in_output(&self) -> bool {
+    #[doc(hidden)]
+    pub fn has_columns_in_output(&self) -> bool {
         self.columns.is_some_and(|columns| columns.output)
     }
 
@@ -189,7 +190,8 @@ impl Layout {
 
     /// Sets where the contiguous inputs and outputs of all ranks begin in their buffers, in bytes. Ranks whose blocks have
     /// positions of their own keep them.
-    pub(crate) fn set_offsets(&mut self, input_offset: u64, output_offset: u64) {
+    #[doc(hidden)]
+    pub fn set_offsets(&mut self, input_offset: u64, output_offset: u64) {
         for placement in &mut self.placements {
             let placement = Arc::make_mut(placement);
             if let InputPlacement::Contiguous(position) = &mut placement.input {
@@ -202,12 +204,14 @@ impl Layout {
     }
 
     /// Sets the number of chunks of each block, at least 1.
-    pub(crate) fn set_chunks(&mut self, chunks: u32) {
+    #[doc(hidden)]
+    pub fn set_chunks(&mut self, chunks: u32) {
         self.chunks = chunks;
     }
 
     /// Returns where the contiguous input and output of `rank` begin in their buffers, in bytes.
-    pub(crate) fn offsets(&self, rank: Rank) -> [u64; 2] {
+    #[doc(hidden)]
+    pub fn offsets(&self, rank: Rank) -> [u64; 2] {
         let Placement { input, output } = self.placement(rank);
         let input = match input {
             InputPlacement::Contiguous(position) => position.offset,

@@ -10,9 +10,9 @@
 use std::collections::BTreeMap;
 
 use fastrand::Rng;
-use peerlane_collectives::collective::Collective;
-use peerlane_collectives::plan::{Algorithm, Plan};
-use peerlane_collectives::verify::{FaultClass, verify};
+use peerlane_planning::collective::Collective;
+use peerlane_planning::plan::{Algorithm, Plan};
+use peerlane_planning::verify::{FaultClass, verify};
 
 use crate::support::cases::number_of_cases;
 use crate::support::mutants::mutate;

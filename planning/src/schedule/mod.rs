@@ -85,15 +85,17 @@ impl PlanRequest<'_> {
     }
 }
 
-pub(crate) struct Schedule {
+#[doc(hidden)]
+#[expect(missing_debug_implementations, reason = "it holds functions")]
+pub struct Schedule {
     algorithm: Algorithm,
     suits: fn(Collective) -> bool,
     lanes: fn(&PlanRequest<'_>) -> Vec<Lane>,
     pub(crate) redundant: fn(&ClusterSums) -> Option<&'static str>,
     pub(crate) forwards: fn(&ClusterSums) -> bool,
-    pub(crate) gets: bool,
-    pub(crate) needs_measurements: fn(Collective, &Links) -> bool,
-    pub(crate) lane_count: fn(usize, bool) -> usize,
+    pub gets: bool,
+    pub needs_measurements: fn(Collective, &Links) -> bool,
+    pub lane_count: fn(usize, bool) -> usize,
     pub(crate) estimate: fn(&CostRequest<'_>, u64) -> PathEstimate,
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
@@ -107,7 +109,8 @@ const SCHEDULES: [Schedule; 6] = [
     hierarchical::HIERARCHICAL_RING,
 ];
 
-pub(crate) fn schedule(algorithm: Algorithm) -> &'static Schedule {
+#[doc(hidden)]
+pub fn schedule(algorithm: Algorithm) -> &'static Schedule {
     const { &SCHEDULES }
         .iter()
         .find(|schedule| schedule.algorithm == algorithm)
