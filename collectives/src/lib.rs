@@ -16,7 +16,6 @@
 //! | [`buffer_plan`] | offsets for buffers that share memory, because they are not live at the same time |
 //! | [`topology`], [`element`], [`error`], [`trace`] | ranks on nodes, element types, errors, timed steps |
 
-pub mod bootstrap;
 pub mod buffer_plan;
 pub mod element;
 pub mod group;
@@ -24,13 +23,15 @@ mod run;
 mod sleeper;
 
 #[doc(inline)]
+pub use peerlane_bootstrap as bootstrap;
+#[doc(inline)]
 pub use peerlane_hal::collective_error as error;
+pub(crate) use peerlane_planning::units;
 #[doc(inline)]
 pub use peerlane_planning::{collective, cost, layout, plan, schedule, topology, trace, verify};
-pub(crate) use peerlane_planning::units;
 
-/// Names the primitives of the modules that `tests/tests/orderings.rs` compiles once more, with those of loom.
+/// Names the primitives of the module that `tests/tests/orderings.rs` compiles once more, with those of loom.
 mod sync {
     pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
-    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+    pub(crate) use std::sync::{Condvar, Mutex, PoisonError};
 }

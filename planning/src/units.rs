@@ -6,7 +6,6 @@ pub(crate) fn time(picoseconds: u64) -> String {
 }
 
 /// Formats a number of bytes as a text such as `1.5 MiB`.
-#[doc(hidden)]
 pub fn bytes(bytes: u64) -> String {
     scaled(bytes as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }

@@ -25,7 +25,7 @@ from typing import Any
 from peerlane._arguments import limit, shown, whole
 from peerlane._errors import Error, InvalidArgument, Timeout, names_call
 
-# What says how a process joins a group, by the names that `collectives/src/bootstrap/environment.rs` reads, and what else launchers set for one rank.
+# What says how a process joins a group, by the names that `bootstrap/src/environment.rs` reads, and what else launchers set for one rank.
 # `SLURM_JOB_ID` is none of these: without a step, it names no group.
 JOIN_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",

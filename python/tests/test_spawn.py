@@ -17,7 +17,7 @@ import peerlane
 from peerlane._spawn import JOIN_VARIABLES
 
 FOLDER = os.path.dirname(__file__)
-ENVIRONMENT_SOURCE = Path(FOLDER, "../../collectives/src/bootstrap/environment.rs")
+ENVIRONMENT_SOURCE = Path(FOLDER, "../../bootstrap/src/environment.rs")
 METHODS = ["spawn", "fork", "forkserver"]
 
 

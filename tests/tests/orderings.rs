@@ -17,7 +17,7 @@ mod sync {
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 }
 
-#[path = "../../collectives/src/bootstrap/monitor.rs"]
+#[path = "../../bootstrap/src/monitor.rs"]
 mod monitor;
 #[path = "../../collectives/src/sleeper.rs"]
 mod sleeper;

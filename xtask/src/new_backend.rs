@@ -238,7 +238,7 @@ fn entries(name: &str) -> Vec<(&'static str, &'static str, String)> {
         words.map(|word| format!("{}{}", word[..1].to_uppercase(), &word[1..])).collect();
     let crate_name = format!("peerlane_{name}");
     vec![
-        ("Cargo.toml", "\"planning\", \"collectives\", ", format!("\"backend-{name}\", ")),
+        ("Cargo.toml", "\"planning\", \"bootstrap\", ", format!("\"backend-{name}\", ")),
         (
             "Cargo.toml",
             "peerlane-rdma = { path",

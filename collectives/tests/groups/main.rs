@@ -6,6 +6,7 @@
 //! | `buffer_plan` | plans of buffers that share memory, and their windows |
 //! | `channel` | one-sided messages between ranks |
 //! | `closed_groups` | closed groups leave no descriptor and no memory behind; in a process of its own, because all of it counts |
+//! | `deaths` | the death of a rank is told while a child of it lives; the ranks are processes, because they fork and end |
 //! | `group_end` | a caller that calls nothing else learns that its group has ended |
 //! | `heap` | operations use the blocks of the heap again; with a limit of descriptors in a process of its own |
 //! | `matrices` | ranges of columns of matrices, on engines with rows and without |
@@ -13,9 +14,11 @@
 //! | `other_collectives` | all collectives but all-gathers and reductions |
 //! | `reductions` | sums, products and extremes, bit by bit |
 //! | `refusals` | a rank that refuses a call takes part in it, and the group goes on |
+//! | `reopen` | groups open, end and open again at one address |
 //! | `resize` | starts with lengths and places of their own |
 //! | `shapes` | all-gathers of uneven blocks, lists, tensors and windows |
 //! | `split` | groups that are split from a group; threads and descriptors are counted in a process of its own |
+//! | `stopped_ranks` | nobody waits for a rank whose process is stopped; the ranks are processes |
 //! | `tiers` | groups over two fabrics |
 //! | `waiting` | futures, descriptors and limits, and who moves the bytes meanwhile |
 
@@ -23,6 +26,7 @@ mod all_gather;
 mod buffer_plan;
 mod channel;
 mod closed_groups;
+mod deaths;
 mod group_end;
 mod heap;
 mod matrices;
@@ -30,9 +34,11 @@ mod order;
 mod other_collectives;
 mod reductions;
 mod refusals;
+mod reopen;
 mod resize;
 mod shapes;
 mod split;
+mod stopped_ranks;
 mod support;
 mod tiers;
 mod waiting;

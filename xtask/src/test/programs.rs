@@ -47,7 +47,7 @@ const MAY_RUN_NOTHING: [(&str, &str); 8] = [
 /// The programs that run one test at a time: what they measure does not count the time in which threads wait for a
 /// processor, and those of another test would hide that of the measured one.
 const ONE_AT_A_TIME: [&str; 3] =
-    ["peerlane-collectives bootstrap", "peerlane-collectives groups", "peerlane-tests streams"];
+    ["peerlane-bootstrap bootstrap", "peerlane-collectives groups", "peerlane-tests streams"];
 /// The file with the seconds that each program took last.
 const SECONDS: &str = "seconds.txt";
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::checks::{Handle, Opened, each, hear, long, next};
 use insta::{allow_duplicates, assert_snapshot};
-use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
-use peerlane_collectives::bootstrap::{Bootstrap, Listener, Notice};
-use peerlane_collectives::error::Error;
+use peerlane_bootstrap::environment::Environment;
+use peerlane_bootstrap::error::Error;
+use peerlane_bootstrap::tcp::{Hub, TcpBootstrap};
+use peerlane_bootstrap::{Bootstrap, Listener, Notice};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 fn join(hub: SocketAddr, rank: Rank, ranks: usize) -> TcpBootstrap {

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use peerlane_collectives::bootstrap::{Bootstrap, Listener, Notice};
-use peerlane_collectives::error::Error;
+use peerlane_bootstrap::error::Error;
+use peerlane_bootstrap::{Bootstrap, Listener, Notice};
 use peerlane_hal::{Deadline, Rank};
 use peerlane_test_support::Stopwatch;
 

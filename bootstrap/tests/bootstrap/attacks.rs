@@ -13,10 +13,10 @@ use std::{fs, thread};
 use crate::support::raw::{
     AT_ONCE, NO_SUBGROUP, PREAMBLE, RANK, Silent, frame, hello, proof, read_frame, sealed,
 };
-use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::{HubOptions, TcpBootstrap};
-use peerlane_collectives::bootstrap::{Bootstrap, Listener, Notice, Secret};
-use peerlane_collectives::error::Error;
+use peerlane_bootstrap::environment::Environment;
+use peerlane_bootstrap::error::Error;
+use peerlane_bootstrap::tcp::{HubOptions, TcpBootstrap};
+use peerlane_bootstrap::{Bootstrap, Listener, Notice, Secret};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 const SECRET: &str = "the secret of this job";

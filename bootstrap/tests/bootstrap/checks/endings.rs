@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use insta::{allow_duplicates, assert_snapshot};
-use peerlane_collectives::bootstrap::Notice;
+use peerlane_bootstrap::Notice;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_test_support::Stopwatch;
 

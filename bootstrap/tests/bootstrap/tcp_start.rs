@@ -10,10 +10,10 @@ use crate::support::raw::{
     PREAMBLE, PROMPT, Silent, challenge, hello, sealed, stranger, wait_missing,
 };
 use insta::{allow_duplicates, assert_snapshot};
-use peerlane_collectives::bootstrap::Bootstrap;
-use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
-use peerlane_collectives::bootstrap::tcp::{Hub, HubOptions, TcpBootstrap};
-use peerlane_collectives::error::Error;
+use peerlane_bootstrap::Bootstrap;
+use peerlane_bootstrap::environment::{Environment, HubAddress};
+use peerlane_bootstrap::error::Error;
+use peerlane_bootstrap::tcp::{Hub, HubOptions, TcpBootstrap};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_test_support::{Stopwatch, not_covered};
 

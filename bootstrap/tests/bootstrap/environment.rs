@@ -5,10 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use insta::assert_snapshot;
-use peerlane_collectives::bootstrap::Secret;
-use peerlane_collectives::bootstrap::environment::{Environment, HubAddress};
-use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
-use peerlane_collectives::error::Error;
+use peerlane_bootstrap::Secret;
+use peerlane_bootstrap::environment::{Environment, HubAddress};
+use peerlane_bootstrap::error::Error;
+use peerlane_bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_test_support::LAUNCHER_VARIABLES;
 

@@ -17,7 +17,8 @@ use serde::{Deserialize, Serialize};
 
 /// Identifies a process among those of all hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ProcessId {
+#[doc(hidden)]
+pub struct ProcessId {
     /// The boot id of the kernel and the process namespace, in which numbers are unique.
     place: String,
     pid: i32,
@@ -27,7 +28,6 @@ pub(crate) struct ProcessId {
 
 /// What a rank can see of the process of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum ProcessState {
     /// The process cannot be seen, for example because it runs on another host.
     Unknown,

@@ -1,6 +1,6 @@
 //! Checks of groups that are split from a group.
 
-use peerlane_collectives::bootstrap::{Bootstrap, Notice};
+use peerlane_bootstrap::{Bootstrap, Notice};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_test_support::Stopwatch;
 

@@ -15,7 +15,7 @@ use super::process::ProcessId;
 use crate::error::Error;
 
 /// The most bytes that a rank gives to an exchange, or sends as a message or as the record of an abort.
-pub(crate) const BLOB_BYTES_MAX: usize = REQUEST_BYTES_MAX - 4096;
+pub const BLOB_BYTES_MAX: usize = REQUEST_BYTES_MAX - 4096;
 
 /// The most bytes of a message to the hub.
 pub(crate) const REQUEST_BYTES_MAX: usize = 4 << 20;
@@ -27,7 +27,7 @@ pub(crate) const LABEL_BYTES_MAX: usize = 1024;
 
 /// The hub knows the sender of a message from its connection.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Request {
+pub enum Request {
     Contribute {
         label: String,
         blob: Blob,
@@ -62,7 +62,7 @@ pub(crate) enum Request {
 
 /// All ranks receive the messages of the hub in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Reply {
+pub enum Reply {
     /// Tells a rank that all ranks have joined; `addresses` are those at which the ranks listen if the group shrinks.
     Joined {
         runs_hub: Option<u32>,
@@ -112,7 +112,7 @@ impl Reply {
 
 /// Only the first reason why a group ended counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum EndCause {
+pub enum EndCause {
     Abort {
         from: u32,
         record: Blob,
@@ -252,7 +252,7 @@ pub(crate) fn with_peer(error: Error, peer: Option<Rank>) -> Error {
 
 /// A byte string that serde encodes as a whole instead of byte by byte.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Blob(pub(crate) Vec<u8>);
+pub struct Blob(pub Vec<u8>);
 
 impl fmt::Debug for Blob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -313,7 +313,8 @@ impl Visitor<'_> for BlobVisitor {
 }
 
 /// Formats ranks as `rank 2`, `ranks 1 and 2`, or `ranks 1, 2 and 3`.
-pub(crate) struct RankList<'a>(pub(crate) &'a [Rank]);
+#[derive(Debug)]
+pub struct RankList<'a>(pub &'a [Rank]);
 
 impl fmt::Display for RankList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::raw::Silent;
-use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::{Hub, TcpBootstrap};
+use peerlane_bootstrap::environment::Environment;
+use peerlane_bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_test_support::Stopwatch;
 

@@ -14,10 +14,10 @@ use crate::support::raw::{
     read_frame, sealed, stranger,
 };
 use insta::assert_snapshot;
-use peerlane_collectives::bootstrap::environment::Environment;
-use peerlane_collectives::bootstrap::tcp::{Hub, HubOptions, TcpBootstrap};
-use peerlane_collectives::bootstrap::{AbortRecord, Bootstrap, Listener, Notice, Secret};
-use peerlane_collectives::error::Error;
+use peerlane_bootstrap::environment::Environment;
+use peerlane_bootstrap::error::Error;
+use peerlane_bootstrap::tcp::{Hub, HubOptions, TcpBootstrap};
+use peerlane_bootstrap::{AbortRecord, Bootstrap, Listener, Notice, Secret};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_test_support::Stopwatch;
 

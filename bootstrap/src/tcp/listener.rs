@@ -196,8 +196,8 @@ mod tests {
     use super::super::formation::Probes;
     use super::super::{Hub, TcpBootstrap};
     use super::*;
-    use crate::bootstrap::Bootstrap as _;
-    use crate::bootstrap::environment::Environment;
+    use crate::Bootstrap as _;
+    use crate::environment::Environment;
     use crate::error::Error;
 
     /// More connections than a rank holds, and than the system queues by default.

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use insta::{allow_duplicates, assert_snapshot};
-use peerlane_collectives::bootstrap::{AbortRecord, Notice};
-use peerlane_collectives::error::Error;
+use peerlane_bootstrap::error::Error;
+use peerlane_bootstrap::{AbortRecord, Notice};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_test_support::Stopwatch;
 

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
-use peerlane_collectives::error::Error;
+use peerlane_bootstrap::error::Error;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_test_support::Stopwatch;
 

@@ -26,6 +26,9 @@ use peerlane_hal::{Deadline, Rank};
 
 use crate::error::Error;
 
+#[doc(inline)]
+pub use peerlane_hal::collective_error as error;
+
 pub use self::abort::{AbortRecord, Cause};
 pub use self::process::ProcessState;
 pub use self::secret::Secret;
@@ -34,11 +37,15 @@ pub mod environment;
 pub mod in_process;
 pub mod tcp;
 
-pub(crate) mod abort;
-pub(crate) mod client;
+#[doc(hidden)]
+pub mod abort;
+#[doc(hidden)]
+pub mod client;
 pub(crate) mod forks;
-pub(crate) mod hub;
-pub(crate) mod message;
+#[doc(hidden)]
+pub mod hub;
+#[doc(hidden)]
+pub mod message;
 pub(crate) mod monitor;
 pub(crate) mod process;
 
@@ -46,6 +53,11 @@ mod address;
 mod meter;
 mod secret;
 mod subgroups;
+
+/// Names the primitives of the module that `tests/tests/orderings.rs` compiles once more, with those of loom.
+mod sync {
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+}
 
 /// The label of an exchange in which a rank tells the others that it refuses their call, whatever the label of that call.
 pub const REFUSAL: &str = "a refused call";
@@ -88,7 +100,7 @@ pub enum Notice {
 
 /// Handles aborts, lost ranks and messages that the bootstrap reports to one rank.
 ///
-/// A [group](crate::group::Group) listens to its bootstrap.
+/// The groups of the crate `peerlane-collectives` listen to their bootstrap.
 pub trait Listener: Send + Sync {
     /// Handles an event of the group. It must return soon, and may only abort or broadcast.
     fn notice(&self, notice: Notice);

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use hmac_sha256::HMAC;
-use peerlane_collectives::bootstrap::tcp::Hub;
+use peerlane_bootstrap::tcp::Hub;
 use peerlane_hal::Rank;
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::net::{AddressFamily, SocketType, connect, socket};

@@ -27,7 +27,6 @@ pub enum Cause {
 ///
 /// If several ranks abort the group at once, the first record wins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
 pub struct AbortRecord {
     /// The class of the failure that ended the group.
     pub cause: Cause,
@@ -79,7 +78,8 @@ impl AbortRecord {
         }
     }
 
-    pub(crate) fn lost(rank: Rank, how: &str) -> Self {
+    #[doc(hidden)]
+    pub fn lost(rank: Rank, how: &str) -> Self {
         let text = format!("rank {rank} is lost: {how}");
         Self { cause: Cause::PeerLost, ..Self::timeout(Some(rank), text) }
     }
@@ -101,7 +101,8 @@ impl AbortRecord {
         postcard::from_bytes(bytes)
     }
 
-    pub(crate) fn decode(bytes: &[u8], from: Rank) -> Self {
+    #[doc(hidden)]
+    pub fn decode(bytes: &[u8], from: Rank) -> Self {
         Self::parse(bytes).unwrap_or_else(|error| Self {
             cause: Cause::EngineFailed,
             by: Some(from),
@@ -115,7 +116,8 @@ impl AbortRecord {
         })
     }
 
-    pub(crate) fn to_error(&self, own: Rank) -> Error {
+    #[doc(hidden)]
+    pub fn to_error(&self, own: Rank) -> Error {
         let kind = match self.cause {
             Cause::PeerLost => ErrorKind::PeerLost,
             Cause::Timeout => ErrorKind::Timeout,

@@ -556,7 +556,7 @@ impl fmt::Debug for SubgroupBootstrap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::hub::Joining;
+    use crate::hub::Joining;
 
     fn joined(ranks: usize) -> HubGroups {
         let mut groups = HubGroups::new(ranks);

@@ -22,14 +22,14 @@ use crate::error::Error;
 
 /// What a rank says about itself when it joins.
 #[derive(Debug, Default)]
-pub(crate) struct Joining {
-    pub(crate) runs_hub: bool,
-    pub(crate) address: Option<SocketAddr>,
-    pub(crate) process: Option<ProcessId>,
+pub struct Joining {
+    pub runs_hub: bool,
+    pub address: Option<SocketAddr>,
+    pub process: Option<ProcessId>,
 }
 
 #[derive(Debug)]
-pub(crate) enum Event {
+pub enum Event {
     Joined(Joining),
     Request(Request),
     Lost {
@@ -45,7 +45,8 @@ const AHEAD_MAX: usize = 16;
 /// What a message, a contribution or a group counts for beside its data.
 pub(super) const KEPT_BYTES: usize = 1024;
 
-pub(crate) struct HubState {
+#[derive(Debug)]
+pub struct HubState {
     members: Vec<Membership>,
     addresses: Vec<Option<SocketAddr>>,
     processes: Vec<Option<ProcessId>>,
@@ -67,13 +68,14 @@ pub(crate) struct HubState {
     all_acknowledged: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Membership {
     NotJoined,
     Joined,
     Gone,
 }
 
+#[derive(Debug)]
 struct Exchange {
     /// The rank that contributed first, and its label. One that refuses the call has no label of its own.
     first: (Rank, String),
@@ -115,7 +117,7 @@ impl Exchange {
 const RUN_BYTES: usize = 16;
 
 impl HubState {
-    pub(crate) fn new(ranks: usize) -> Self {
+    pub fn new(ranks: usize) -> Self {
         let members = vec![Membership::NotJoined; ranks];
         Self {
             members,
@@ -153,7 +155,7 @@ impl HubState {
         &self.meters[rank.index()]
     }
 
-    pub(crate) fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
+    pub fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
             Event::Joined(Joining { runs_hub, address, process }) => {
                 self.members[from.index()] = Membership::Joined;
@@ -403,7 +405,7 @@ impl HubState {
         self.ranks_where(|member| member == Membership::NotJoined)
     }
 
-    pub(crate) fn live(&self) -> impl Iterator<Item = Rank> {
+    pub fn live(&self) -> impl Iterator<Item = Rank> {
         self.ranks_where(|member| member == Membership::Joined)
     }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::checks::{Handle, Opened, hear, long, next};
 use insta::assert_snapshot;
-use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-use peerlane_collectives::error::Error;
+use peerlane_bootstrap::error::Error;
+use peerlane_bootstrap::{Bootstrap, in_process};
 use peerlane_hal::{ErrorKind, Rank};
 
 fn open(ranks: usize) -> Opened {

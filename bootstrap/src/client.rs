@@ -25,7 +25,7 @@ const START: &str = "the group did not start";
 const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A process that runs answers within this time, however busy the processors are, unless it has a fault.
-pub(crate) const RUNNING_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+pub const RUNNING_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Messages for a rank that has no listener yet are kept up to this number of bytes, in all of its groups together.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
@@ -50,8 +50,8 @@ pub(super) struct Client {
     hub_process: Option<ProcessId>,
 }
 
-#[derive(Default)]
-pub(crate) struct ClientState {
+#[derive(Debug, Default)]
+pub struct ClientState {
     ranks: usize,
     has_started: bool,
     runs_hub: Option<Rank>,
@@ -326,11 +326,11 @@ impl Notifications {
 }
 
 impl ClientState {
-    pub(crate) fn new(ranks: usize) -> Self {
+    pub fn new(ranks: usize) -> Self {
         Self { ranks, hub: Some(Rank(0)), ..Self::default() }
     }
 
-    pub(crate) fn begin_exchange(&mut self, what: &str) -> Result<u64, Error> {
+    pub fn begin_exchange(&mut self, what: &str) -> Result<u64, Error> {
         if self.has_left {
             return Err(left_error(what));
         }
@@ -343,18 +343,18 @@ impl ClientState {
         Ok(sequence)
     }
 
-    pub(crate) fn end_exchange(&mut self, sequence: u64) {
+    pub fn end_exchange(&mut self, sequence: u64) {
         self.exchanges.remove(&sequence);
     }
 
-    pub(crate) fn missing(&self) -> Vec<Rank> {
+    pub fn missing(&self) -> Vec<Rank> {
         let begun = self.exchanges.range(..self.next_sequence).next();
         begun.into_iter().flat_map(|(_, exchange)| exchange.missing()).collect()
     }
 
     /// If the connection to the hub closes before the group has ended, the rank that runs it counts as lost: rank 0 in the
     /// first group.
-    pub(crate) fn close(&mut self, how: String) -> Vec<Notice> {
+    pub fn close(&mut self, how: String) -> Vec<Notice> {
         self.closed = Some(how.clone());
         let mut notices = Vec::new();
         if self.end_cause.is_none() {
@@ -370,7 +370,7 @@ impl ClientState {
         notices
     }
 
-    pub(crate) fn apply(&mut self, reply: Reply) -> Option<Notice> {
+    pub fn apply(&mut self, reply: Reply) -> Option<Notice> {
         let ranks = self.ranks;
         let known = |rank: u32| (rank as usize) < ranks;
         match reply {
@@ -434,11 +434,7 @@ impl ClientState {
     }
 
     /// An exchange that was complete before the end of the group stays complete, on every rank.
-    pub(crate) fn outcome(
-        &mut self,
-        sequence: u64,
-        what: &str,
-    ) -> Option<Result<Vec<Vec<u8>>, Error>> {
+    pub fn outcome(&mut self, sequence: u64, what: &str) -> Option<Result<Vec<Vec<u8>>, Error>> {
         let exchange = self.exchanges.get_mut(&sequence)?;
         if let Some(outcome) = exchange.outcome() {
             return Some(outcome);
@@ -457,7 +453,7 @@ impl ClientState {
 }
 
 /// Returns the time before the deadline of an exchange at which a rank asks which ranks are missing.
-pub(crate) fn watch_time(timeout: Duration) -> Duration {
+pub fn watch_time(timeout: Duration) -> Duration {
     (timeout / WATCH_PART).min(WATCH_MAX)
 }
 
@@ -478,6 +474,7 @@ fn left_error(what: &str) -> Error {
     Error::new(ErrorKind::Other, format!("{what}: this rank has already left the group"))
 }
 
+#[derive(Debug)]
 struct Exchange {
     blobs: Vec<Option<Vec<u8>>>,
     /// The ranks that have contributed, as far as the hub has told.

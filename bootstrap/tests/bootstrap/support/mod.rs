@@ -1,0 +1,3 @@
+//! Replaces ranks by raw connections.
+
+pub(crate) mod raw;
