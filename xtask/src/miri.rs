@@ -28,7 +28,7 @@ const PACKAGES: [&str; 5] = [
 ];
 
 /// Lists the tests that Miri does not run: the package, the test or a module with its `::`, and the reason.
-const LEFT_OUT: [(&str, &str, &str); 18] = [
+const LEFT_OUT: [(&str, &str, &str); 20] = [
     ("peerlane-capi", "handle::tests::no_handle_is_given_twice", LONG),
     ("peerlane-hal", "reduction::tests::f16_and_bf16_are_converted_as_by_the_crate_half", LONG),
     (
@@ -49,6 +49,8 @@ const LEFT_OUT: [(&str, &str, &str); 18] = [
     ("peerlane-toolkit", "regions::key::tests::no_change_of_a_byte_panics", LONG),
     ("peerlane-collectives", "group::", "no planning; needs a backend"),
     ("peerlane-collectives", "run::", "no planning; needs a backend"),
+    ("peerlane-planning", "fit::", LONG),
+    ("peerlane-planning", "simulate::", "it is tested by programs that run whole plans"),
     ("peerlane-planning", "links::", "figures and JSON of measurements, which take long"),
     ("peerlane-planning", "layout::tests::cells_tile_the_output_exactly", LONG),
     ("peerlane-planning", "layout::tests::equal_placements_of_many_ranks_are_stored_once", LONG),
