@@ -2,7 +2,7 @@
 //!
 //! A collective states what must be true at the end of a start, and not how data moves. The
 //! [schedules](crate::schedule), the [verifier](crate::verify), the [layout](crate::layout), the simulator and the
-//! cost model ask it.
+//! cost model depend only on this statement.
 //!
 //! Every output consists of blocks, one for each rank that provides data. A plan names a block by the rank that
 //! provides it. In an all-to-all, each rank provides a different block for every output, so the output that holds a
@@ -56,6 +56,7 @@ pub enum Collective {
     },
 }
 
+/// The ranks at one end of a collective, which provide or receive blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     All,
@@ -124,7 +125,7 @@ impl Collective {
 
     /// Returns the collective with this name, with root 0 if it has a root.
     pub fn of_name(name: &str) -> Option<Self> {
-        Self::all().find(|one| one.name() == name)
+        Self::all().find(|collective| collective.name() == name)
     }
 
     /// Returns all collectives: those that only copy, then the reductions.
@@ -155,6 +156,7 @@ impl Collective {
         }
     }
 
+    /// Returns the preposition that stands before the root in a text.
     pub(crate) const fn root_word(self) -> &'static str {
         match self.providers() {
             Side::Only(_) => "from",
@@ -162,6 +164,7 @@ impl Collective {
         }
     }
 
+    /// Returns the ranks that receive blocks.
     const fn receivers(self) -> Side {
         match self {
             Self::AllGather
@@ -174,6 +177,7 @@ impl Collective {
         }
     }
 
+    /// Returns the ranks that provide blocks.
     const fn providers(self) -> Side {
         match self {
             Self::AllGather
@@ -220,7 +224,9 @@ impl Collective {
         self.is_reduction() && self.is_receiver(rank)
     }
 
-    /// Returns whether some output holds a block that is named by `rank`, so that its length counts.
+    /// Returns whether some output holds a block of `rank`.
+    ///
+    /// The lengths of other blocks have no effect.
     pub(crate) fn has_block_of(self, rank: Rank) -> bool {
         match self.is_reduction() {
             true => self.reduces(rank),
@@ -238,6 +244,7 @@ impl Collective {
         self.receivers().only()
     }
 
+    /// Returns the rank that sends or receives all data, if the other ranks cannot forward it.
     pub(crate) fn only_end(self) -> Option<Rank> {
         match (self.only_provider(), self.only_receiver()) {
             (Some(_), _) if self.has_equal_outputs() => None,
@@ -326,10 +333,12 @@ impl Collective {
         if let Some(root) = self.root().filter(|root| root.index() >= ranks) {
             return Err(format!("root is {root}, expected a rank below {ranks}"));
         }
+
         if in_place && !self.runs_in_place() {
             let what = self.with_article();
             return Err(format!("in_place is true, expected false: {what} cannot run in place"));
         }
+
         Ok(())
     }
 }

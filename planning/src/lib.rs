@@ -1,4 +1,5 @@
-//! Plans of collectives: what each rank copies, the proof that this reaches the goal, and the time that it takes.
+//! Plans collectives: computes what each rank copies, proves that this reaches the goal, and
+//! predicts the time that it takes.
 //!
 //! A [`Collective`](collective::Collective) states a goal. A [schedule] turns it into one [plan](plan::Plan) for each rank, and the
 //! [verifier](verify) proves the plans. Nothing here opens a device, a file or a socket, or starts a thread. The crate

@@ -12,7 +12,9 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::{Error, quoted};
 
-/// The number of ranks in a topology text is limited, so that a typing error does not exhaust memory.
+/// The maximum number of ranks of a topology that is read from text.
+///
+/// The limit keeps a typing error from exhausting the memory.
 const RANKS_MAX: usize = 1 << 20;
 
 /// The assignment of every rank to a node.
@@ -37,30 +39,37 @@ impl Topology {
     /// Creates a topology with rank r on node `node_of_rank[r]`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank, or a node below the largest has none.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank, or a node below the
+    /// largest has no rank.
     pub fn of_nodes(node_of_rank: &[u32]) -> Result<Self, Error> {
         check_ranks("number of ranks in node_of_rank", node_of_rank.len())?;
         check_no_gap(node_of_rank)?;
+
+        // The numbers have no gap, so every node has a member.
         let nodes = node_of_rank.iter().max().map_or(0, |&last| last as usize + 1);
         let mut members = vec![Vec::new(); nodes];
         for (rank, &node) in Rank::all(node_of_rank.len()).zip(node_of_rank) {
             members[node as usize].push(rank);
         }
+
         Ok(Self { node_of_rank: node_of_rank.to_vec(), members })
     }
 
-    /// Creates a topology in which ranks with equal keys, such as host names, share a node. Nodes are numbered in order
-    /// of appearance.
+    /// Creates a topology in which ranks with equal keys, such as host names, share a node.
+    ///
+    /// Nodes are numbered in order of appearance.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no key.
     pub fn by_key<K: Ord>(key_of_rank: impl IntoIterator<Item = K>) -> Result<Self, Error> {
         let mut nodes = BTreeMap::new();
-        let number = |key| {
+        let mut node_of_rank = Vec::new();
+        for key in key_of_rank {
             let next = Rank::at(nodes.len()).0;
-            *nodes.entry(key).or_insert(next)
-        };
-        Self::of_nodes(&key_of_rank.into_iter().map(number).collect::<Vec<_>>())
+            node_of_rank.push(*nodes.entry(key).or_insert(next));
+        }
+
+        Self::of_nodes(&node_of_rank)
     }
 
     /// Creates a topology of `nodes` nodes with `ranks_per_node` consecutive ranks each.
@@ -71,6 +80,7 @@ impl Topology {
         check_ranks("nodes", nodes)?;
         check_ranks("ranks_per_node", ranks_per_node)?;
         check_ranks("nodes × ranks_per_node", nodes.saturating_mul(ranks_per_node))?;
+
         let node = |rank: Rank| rank.0 / Rank::at(ranks_per_node).0;
         Self::of_nodes(&Rank::all(nodes * ranks_per_node).map(node).collect::<Vec<_>>())
     }
@@ -78,17 +88,21 @@ impl Topology {
     /// Creates a topology from one list of ranks for each node.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a rank is named twice or left out, or a node has none.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a rank is listed twice or left out, or a
+    /// node has no rank.
     pub fn from_members<M: AsRef<[Rank]>>(members: &[M]) -> Result<Self, Error> {
         let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
         let ranks = members.iter().map(|node| node.as_ref().len()).sum();
         check_ranks("number of ranks in members", ranks)?;
-        let mut node_of_rank: Vec<Option<u32>> = vec![None; ranks];
+
+        // A rank that is too large is reported last, because the missing rank is not known before.
         let mut surplus = None;
+        let mut node_of_rank: Vec<Option<u32>> = vec![None; ranks];
         for (node, members) in (0..).zip(members) {
             if members.as_ref().is_empty() {
                 return invalid(format!("node {node} has no members, expected at least 1 rank"));
             }
+
             for &rank in members.as_ref() {
                 match node_of_rank.get_mut(rank.index()) {
                     Some(Some(first)) => {
@@ -103,7 +117,9 @@ impl Topology {
                 }
             }
         }
+
         if let Some(rank) = surplus {
+            // A surplus rank fills no entry, so another entry is still empty.
             let missing = node_of_rank.iter().position(Option::is_none).unwrap_or(0);
             return invalid(format!(
                 "members name rank {rank} but not rank {missing}; expected each rank from 0 to {} \
@@ -111,6 +127,7 @@ impl Topology {
                 ranks - 1
             ));
         }
+
         Self::of_nodes(&node_of_rank.into_iter().flatten().collect::<Vec<_>>())
     }
 
@@ -157,7 +174,9 @@ impl Topology {
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = |count: usize| if count == 1 { "" } else { "s" };
-        let (ranks, nodes) = (self.ranks(), self.nodes());
+        let ranks = self.ranks();
+        let nodes = self.nodes();
+
         write!(f, "{ranks} rank{} on {nodes} node{}", plural(ranks), plural(nodes))
     }
 }
@@ -170,10 +189,12 @@ fn check_ranks(field: &str, ranks: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// Checks that the nodes are numbered from 0, and that each has a rank.
 fn check_no_gap(node_of_rank: &[u32]) -> Result<(), Error> {
     let mut nodes = node_of_rank.to_vec();
     nodes.sort_unstable();
     nodes.dedup();
+
     match (0u32..).zip(&nodes).find(|(expected, node)| expected != *node) {
         None => Ok(()),
         Some((expected, node)) => {
@@ -192,13 +213,16 @@ impl Topology {
     /// [`FromStr`] reads this notation. It is `3+1+2` for nodes of different sizes, or `0,1,0` for the node of every
     /// rank.
     pub fn notation(&self) -> String {
+        // Sizes of nodes cannot tell which ranks belong to a node unless its ranks are consecutive.
         if !self.node_of_rank.is_sorted() {
             return join(self.node_of_rank.iter(), ",");
         }
+
         let size = self.members[0].len();
         if self.members.iter().all(|members| members.len() == size) {
             return format!("{}x{size}", self.nodes());
         }
+
         join(self.members.iter().map(Vec::len), "+")
     }
 
@@ -212,46 +236,66 @@ impl Topology {
 impl FromStr for Topology {
     type Err = Error;
 
-    /// Reads a topology in the notation of [`notation`](Self::notation). A single number is that many ranks on one
-    /// node.
+    /// Reads a topology in the notation of [`notation`](Self::notation).
+    ///
+    /// A single number is the number of ranks on one node.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let invalid = |why: String| {
-            let text = format!(
-                "invalid topology {}: {why}; expected a form such as 2x4 (2 nodes of 4 ranks), 3+1+2 \
-                 (ranks of each node) or 0,1,0 (node of each rank)",
-                quoted(text)
-            );
-            Error::new(ErrorKind::InvalidArgument, text)
-        };
-        let number = |part: &str| {
-            part.trim()
-                .parse::<usize>()
-                .map_err(|_| invalid(format!("{} is not a number", quoted(part))))
-        };
-        let few = |ranks: usize| match ranks {
-            0 => Err(invalid("the number of ranks is 0".to_owned())),
-            1..=RANKS_MAX => Ok(()),
-            _ => Err(invalid(format!("the number of ranks exceeds {RANKS_MAX}"))),
-        };
-        let why = |error: Error| invalid(error.to_string());
+        // Faults of the topology are reported together with the text that they come from.
+        let with_text = |error: Error| invalid_text(text, &error.to_string());
+
         if let Some((nodes, ranks)) = text.split_once('x') {
-            let (nodes, ranks) = (number(nodes)?, number(ranks)?);
-            few(nodes.saturating_mul(ranks))?;
-            return Self::even(nodes, ranks).map_err(why);
+            let nodes = parse_number(text, nodes)?;
+            let ranks = parse_number(text, ranks)?;
+            check_text_ranks(text, nodes.saturating_mul(ranks))?;
+            return Self::even(nodes, ranks).map_err(with_text);
         }
+
         if text.contains(',') {
-            let node = |part: &str| Ok(Rank::at(number(part)?.min(RANKS_MAX)).0);
-            let nodes: Vec<u32> = text.split(',').map(node).collect::<Result<_, Error>>()?;
-            few(nodes.len())?;
-            return Self::of_nodes(&nodes).map_err(why);
+            let mut node_of_rank = Vec::new();
+            for part in text.split(',') {
+                // A number from the limit on leaves a gap in any topology of at most `RANKS_MAX`
+                // ranks, so it is refused below.
+                let node = parse_number(text, part)?.min(RANKS_MAX);
+                node_of_rank.push(Rank::at(node).0);
+            }
+            check_text_ranks(text, node_of_rank.len())?;
+            return Self::of_nodes(&node_of_rank).map_err(with_text);
         }
-        let sizes: Vec<usize> = text.split('+').map(number).collect::<Result<_, Error>>()?;
+
+        let parts = text.split('+').map(|part| parse_number(text, part));
+        let sizes: Vec<usize> = parts.collect::<Result<_, Error>>()?;
         if let Some(node) = sizes.iter().position(|&size| size == 0) {
-            return Err(invalid(format!("node {node} has no ranks")));
+            return Err(invalid_text(text, &format!("node {node} has no ranks")));
         }
-        few(sizes.iter().fold(0, |sum, &size| sum.saturating_add(size)))?;
+        // The sum is checked before there is a list with an entry for each rank.
+        check_text_ranks(text, sizes.iter().fold(0, |sum, &size| sum.saturating_add(size)))?;
+
         let nodes = (0..).zip(&sizes).flat_map(|(node, &size)| std::iter::repeat_n(node, size));
-        Self::of_nodes(&nodes.collect::<Vec<_>>()).map_err(why)
+        Self::of_nodes(&nodes.collect::<Vec<_>>()).map_err(with_text)
+    }
+}
+
+fn invalid_text(text: &str, why: &str) -> Error {
+    let text = format!(
+        "invalid topology {}: {why}; expected a form such as 2x4 (2 nodes of 4 ranks), 3+1+2 \
+         (ranks of each node) or 0,1,0 (node of each rank)",
+        quoted(text)
+    );
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+/// Reads a number in the topology `text`.
+fn parse_number(text: &str, part: &str) -> Result<usize, Error> {
+    let number = part.trim().parse();
+    number.map_err(|_| invalid_text(text, &format!("{} is not a number", quoted(part))))
+}
+
+/// Checks the number of ranks of the topology `text`.
+fn check_text_ranks(text: &str, ranks: usize) -> Result<(), Error> {
+    match ranks {
+        0 => Err(invalid_text(text, "the number of ranks is 0")),
+        1..=RANKS_MAX => Ok(()),
+        _ => Err(invalid_text(text, &format!("the number of ranks exceeds {RANKS_MAX}"))),
     }
 }
 

@@ -15,20 +15,28 @@ pub(crate) fn rate(bytes_per_second: f64) -> String {
     scaled(bytes_per_second, 1e3, &["B/s", "KB/s", "MB/s", "GB/s", "TB/s", "PB/s"])
 }
 
+/// Divides a value by `step` until it fits a unit, and formats it with three digits.
 fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
+    // A value from 999.5 on would be rounded to 1000, so it gets the next unit.
     let mut unit = 0;
     while value >= step * 0.9995 && unit + 1 < units.len() {
         value /= step;
         unit += 1;
     }
+
     let digits = match value {
+        // A whole number is shown in full, such as 1023 B.
         _ if value.fract() == 0.0 => 0,
+        // From 9.995 on, two decimals would make four digits after rounding; the same holds for
+        // 99.95.
         value if value < 9.995 => 2,
         value if value < 99.95 => 1,
         _ => 0,
     };
+
     let text = format!("{value:.digits$}");
     let text = if digits > 0 { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+
     format!("{text} {}", units[unit])
 }
 

@@ -7,12 +7,16 @@ use super::flags::Flags;
 use super::plan_set::{PlanSet, copied_cells};
 use crate::plan::{Cell, LaneId, Step};
 
+/// Stores which step copies each cell into the output and the inbox of each followed rank.
+///
+/// The copies of a buffer are sorted by cell.
 #[derive(Debug)]
 pub(super) struct Copies {
     by_output: Vec<Vec<CellCopy>>,
     by_inbox: Vec<Vec<CellCopy>>,
 }
 
+/// Identifies the step that copies a cell into a buffer of a followed rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CellCopy {
     pub(super) cell: Cell,
@@ -21,18 +25,19 @@ pub(super) struct CellCopy {
 }
 
 impl Copies {
-    pub(super) fn of(&self, set: &PlanSet, rank: Rank, cell: Cell) -> Option<CellCopy> {
-        Self::find(self.of_output(set, rank), cell)
+    /// Returns the copy of a cell to the output of `rank`.
+    pub(super) fn copy_of_cell(&self, set: &PlanSet, rank: Rank, cell: Cell) -> Option<CellCopy> {
+        Self::find(self.copies_of_output(set, rank), cell)
     }
 
     /// Returns the copy of a contribution to the block that `rank` reduces.
-    pub(super) fn of_contribution(
+    pub(super) fn copy_of_contribution(
         &self,
         set: &PlanSet,
         rank: Rank,
         cell: Cell,
     ) -> Option<CellCopy> {
-        Self::find(&self.by_inbox[set.symmetry.number(rank)], cell)
+        Self::find(&self.by_inbox[set.symmetry.representative_index(rank)], cell)
     }
 
     fn find(copies: &[CellCopy], cell: Cell) -> Option<CellCopy> {
@@ -40,17 +45,27 @@ impl Copies {
         index.ok().map(|index| copies[index])
     }
 
-    pub(super) fn of_output(&self, set: &PlanSet, rank: Rank) -> &[CellCopy] {
-        &self.by_output[set.symmetry.number(rank)]
+    /// Returns the copies to the output of `rank`, sorted by cell.
+    pub(super) fn copies_of_output(&self, set: &PlanSet, rank: Rank) -> &[CellCopy] {
+        &self.by_output[set.symmetry.representative_index(rank)]
     }
 }
 
-/// The [race check](super::races) proves that the copies are complete when the caller gets the output. A number in a
-/// plan decides no allocation here, and the comparison ends at the first missing cell.
+/// Checks that every required cell is copied to each output once, and every contribution to each
+/// inbox.
+///
+/// The [race check](super::races) proves that the copies are complete when the caller gets the
+/// output.
+///
+/// No allocation depends on a number in a plan, such as that of its chunks, and the comparison ends
+/// at the first missing cell. So a plan from a file cannot exhaust the memory.
 pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
     let symmetry = &set.symmetry;
     let none = vec![Vec::new(); set.lanes.len() / set.lanes_per_rank];
-    let (mut by_output, mut by_inbox, mut sums) = (none.clone(), none, Vec::new());
+
+    let mut by_output = none.clone();
+    let mut by_inbox = none;
+    let mut sums = Vec::new();
     for (lane, at, step) in set.steps() {
         let own_rank = set.lanes[lane].rank;
         let (target, cell) = match step {
@@ -62,32 +77,52 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
             }
             Step::Signal { .. } | Step::Wait { .. } => continue,
         };
+
         let contributes = step.contributes(set.collective);
         let copies = if contributes { &mut by_inbox } else { &mut by_output };
+
+        // Each step stands for the steps of its whole orbit. The rotation turns the target into the
+        // followed rank of its orbit, which has the list of copies.
         let back = symmetry.rotation_back(target);
-        let (cell, rank) = (symmetry.rotated_cell(back, cell), symmetry.rotated(back, own_rank));
-        copies[symmetry.number(target)].push(CellCopy { cell, rank, step: (lane, at) });
+        let copy = CellCopy {
+            cell: symmetry.rotated_cell(back, cell),
+            rank: symmetry.rotated(back, own_rank),
+            step: (lane, at),
+        };
+        copies[symmetry.representative_index(target)].push(copy);
     }
+
     for ((rank, _), copies) in set.followed_ranks().zip(&mut by_inbox) {
         copies.sort_unstable();
+
+        // A rank reads its own contribution from its input, so no step puts it into the inbox.
         let reduces = set.collective.reduces(rank);
-        let contributions = cells(set.ranks, set.chunks);
-        let contributions = contributions.filter(move |cell| reduces && cell.block != rank);
+        let contributions =
+            cells(set.ranks, set.chunks).filter(move |cell| reduces && cell.block != rank);
         check_cells(set, rank, copies, contributions)?;
     }
+
+    // The last addition to a cell counts as its copy, so the outputs are checked after the
+    // additions have been appended to `by_output`.
     check_additions(set, sums, &mut by_output)?;
+
     for ((rank, _), copies) in set.followed_ranks().zip(&mut by_output) {
         copies.sort_unstable();
         check_output(set, rank, copies)?;
     }
+
     Ok(Copies { by_output, by_inbox })
 }
 
+/// Returns all cells of blocks and chunks below these numbers, in order.
 fn cells(ranks: u32, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
     let blocks = (0..ranks).map(Rank);
     blocks.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
+/// Identifies the step that adds the contribution of `from` to a cell.
+///
+/// The order of the fields makes all additions to a cell neighbors after sorting.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Addition {
     rank: Rank,
@@ -96,67 +131,90 @@ struct Addition {
     step: (usize, usize),
 }
 
-/// Checks that the contribution of every rank is added once to each cell, in one lane. The last addition counts as the copy of
-/// the cell to the output.
+/// Checks that the contribution of every rank is added once to each cell, in one lane.
+///
+/// The last addition is appended to `by_output`, where it counts as the copy of the cell.
 fn check_additions(
     set: &PlanSet,
     mut sums: Vec<Addition>,
     by_output: &mut [Vec<CellCopy>],
 ) -> Result<(), Fault> {
     sums.sort_unstable();
+
     let location = |sum: &Addition| set.location(sum.step.0, sum.step.1);
     for pair in sums.windows(2) {
-        let [first, second] = [&pair[0], &pair[1]];
+        let first = &pair[0];
+        let second = &pair[1];
         if (first.rank, first.cell) != (second.rank, second.cell) {
             continue;
         }
-        let (first_at, second_at) = (location(first), location(second));
+
+        let first_at = location(first);
+        let second_at = location(second);
         if first.from == second.from {
             return Err(Fault::ReducedTwice { first: first_at, second: second_at });
         }
+
+        // One lane executes its steps in order, which makes the order of additions and so the
+        // rounding of a sum the same in every run.
         if first.step.0 != second.step.0 {
             return Err(Fault::ReducedApart { first: first_at, second: second_at });
         }
     }
+
+    // The check of the plan set has refused additions of unknown cells, and repetitions are refused
+    // above. So the sorted additions are exactly those that follow, unless one of these is missing.
     let mut found = sums.iter().peekable();
     for (rank, _) in set.followed_ranks().filter(|(rank, _)| set.collective.reduces(*rank)) {
         for chunk in 0..set.chunks {
             let cell = Cell { block: rank, chunk };
-            let (mut first, mut own, mut last) = (None, None, None);
+
+            let mut first = None;
+            let mut own = None;
+            let mut last = None;
             for from in (0..set.ranks).map(Rank) {
                 let sum = found.next_if(|sum| (sum.rank, sum.cell, sum.from) == (rank, cell, from));
                 let sum = sum.ok_or(Fault::NeverReduced { rank, cell, from })?;
+
                 let is_first = first.is_none_or(|first| sum.step < first);
                 first = if is_first { Some(sum.step) } else { first };
                 own = if from == rank { Some(sum) } else { own };
                 last = last.max(Some(sum.step));
             }
+
+            // In place, the cell holds the rank's own contribution, which the first addition
+            // overwrites.
             if let Some(own) = own.filter(|own| set.in_place && Some(own.step) != first) {
                 return Err(Fault::Overwritten { location: location(own) });
             }
+
             let back = set.symmetry.rotation_back(rank);
             let copy = CellCopy {
                 cell: set.symmetry.rotated_cell(back, cell),
                 rank: set.symmetry.rotated(back, rank),
                 step: last.expect("there is a rank"),
             };
-            by_output[set.symmetry.number(rank)].push(copy);
+            by_output[set.symmetry.representative_index(rank)].push(copy);
         }
     }
+
     Ok(())
 }
 
+/// Checks that the copies to the output of `rank` are exactly the required copies.
 fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fault> {
     let location = |copy: &CellCopy| set.rotated_location(copy.rank, copy.step);
+
     if let Some(copy) = copies.iter().find(|copy| set.is_initial(rank, copy.cell)) {
         return Err(Fault::CopiedInPlace { location: location(copy) });
     }
+
     let &PlanSet { collective, ranks, chunks, in_place, .. } = set;
     let required = copied_cells(collective, rank, ranks, chunks, in_place);
     check_cells(set, rank, copies, required)
 }
 
-/// `required` are the cells that must be copied to the buffer, in order.
+/// Checks that `copies` has every cell of `required` once and no other cell. Both are in order.
 fn check_cells(
     set: &PlanSet,
     rank: Rank,
@@ -164,17 +222,21 @@ fn check_cells(
     mut required: impl Iterator<Item = Cell> + Clone,
 ) -> Result<(), Fault> {
     let location = |copy: &CellCopy| set.rotated_location(copy.rank, copy.step);
+
     let twice = copies.windows(2).find(|pair| pair[0].cell == pair[1].cell);
     if let Some([first, second]) = twice {
         return Err(Fault::CopiedTwice { first: location(first), second: location(second) });
     }
+
     let mut wanted = required.clone().peekable();
     for copy in copies {
+        // Missing cells are skipped here and reported only if no copy is superfluous.
         while wanted.next_if(|cell| *cell < copy.cell).is_some() {}
         if wanted.peek() != Some(&copy.cell) {
             return Err(Fault::NotRequired { location: location(copy), rank });
         }
     }
+
     let mut found = copies.iter().map(|copy| copy.cell);
     match required.find(|&cell| found.next() != Some(cell)) {
         Some(cell) => Err(Fault::NeverCopied { rank, cell }),
@@ -182,6 +244,7 @@ fn check_cells(
     }
 }
 
+/// Identifies a wait by its rank, its lane and its index in the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wait {
     pub(super) rank: Rank,
@@ -189,6 +252,7 @@ pub(super) struct Wait {
     pub(super) at: usize,
 }
 
+/// A range of indices into the list of waits of [`Completions`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitRange {
     first: u32,
@@ -201,6 +265,7 @@ impl WaitRange {
     }
 }
 
+/// A lane that gets data from a followed rank, with the waits that prove its last get complete.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Getter {
     pub(super) rank: Rank,
@@ -208,6 +273,8 @@ pub(super) struct Getter {
     pub(super) waits: WaitRange,
 }
 
+/// Stores for each copy the waits that prove it complete.
+///
 /// A signal tells a peer that the signalling lane has completed all puts to that peer and all gets from it. A signal to
 /// the own rank publishes that the lane has completed everything, which for puts to other ranks means only that their
 /// sources are free. A lane that passes the wait for such a signal knows what it publishes. So for everything that a
@@ -215,14 +282,20 @@ pub(super) struct Getter {
 /// in its past knows it.
 #[derive(Debug)]
 pub(super) struct Completions {
+    /// The waits of all ranges, one range after the other.
     waits: Vec<Wait>,
+    /// For each step of each lane, the waits that prove its copy complete; empty for other steps.
     copies: Vec<Vec<WaitRange>>,
+    /// For each lane, the waits by which its rank learns that no copy of the lane reads a source.
     lane_ends: Vec<WaitRange>,
+    /// For each lane, whether its rank ends a start only after the lane has ended.
     joins_home: Vec<bool>,
+    /// For each followed rank, the lanes that get data from it.
     getters: Vec<Vec<Getter>>,
 }
 
 impl Completions {
+    /// Finds the waits for the copies of all followed lanes.
     pub(super) fn new(set: &PlanSet, flags: &Flags) -> Self {
         let mut completions = Self {
             waits: Vec::new(),
@@ -231,14 +304,19 @@ impl Completions {
             joins_home: (0..set.lanes.len()).map(|lane| joins_home(set, flags, lane)).collect(),
             getters: vec![Vec::new(); set.lanes.len() / set.lanes_per_rank],
         };
+
+        // All lanes share one buffer, because it has an entry for every lane of every rank.
         let mut next_waits = NextWaits { set, at: vec![None; set.all_lanes()] };
         for lane in 0..set.lanes.len() {
             next_waits.at.fill(None);
             completions.add_lane(set, flags, lane, &mut next_waits);
         }
+
         completions
     }
 
+    /// Appends the waits that prove the copies of `lane` complete.
+    ///
     /// The steps of a lane are visited in reverse order, so that the signals after a copy are known at the copy.
     fn add_lane(
         &mut self,
@@ -251,6 +329,8 @@ impl Completions {
         let none = WaitRange { first: 0, end: 0 };
         let mut copies = vec![none; set.lanes[lane].steps.len()];
         let mut lane_end = None;
+
+        // At any step, `next_waits` knows the signals after it.
         for (at, &step) in set.lanes[lane].steps.iter().enumerate().rev() {
             let (peer, other) = match step {
                 Step::Wait { .. } => continue,
@@ -259,19 +339,26 @@ impl Completions {
                     next_waits.add_signal(peer, set.lanes[reader].lane, wait);
                     continue;
                 }
+                // A signal to the own rank does not say that a put to another rank has arrived.
                 Step::Put { peer, .. } => (peer, peer),
                 Step::Get { peer, .. } => (peer, own_rank),
                 Step::Reduce { .. } => (own_rank, own_rank),
             };
+
+            // This is the last copy of the lane, and the waits that prove it complete prove all
+            // others.
             if lane_end.is_none() {
                 lane_end = Some(self.push(next_waits.of_ranks([own_rank, own_rank])));
             }
+
             let waits = self.push(next_waits.of_ranks([peer, other]));
             if matches!(step, Step::Get { .. }) {
                 self.add_get(set, lane, peer, waits);
             }
+
             copies[at] = waits;
         }
+
         self.copies.push(copies);
         let lane_end =
             lane_end.unwrap_or_else(|| self.push(next_waits.of_ranks([own_rank, own_rank])));
@@ -285,30 +372,37 @@ impl Completions {
         WaitRange { first, end: next(&self.waits) }
     }
 
+    /// Stores the waits that prove a get complete, unless a later get of the same lane is stored.
     fn add_get(&mut self, set: &PlanSet, lane: usize, peer: Rank, waits: WaitRange) {
         let symmetry = &set.symmetry;
         let rank = symmetry.rotated(symmetry.rotation_back(peer), set.lanes[lane].rank);
-        let getters = &mut self.getters[symmetry.number(peer)];
+
+        // Lanes are visited one after the other, so the entries of this lane are the last ones.
+        let getters = &mut self.getters[symmetry.representative_index(peer)];
         let mut of_lane = getters.iter().rev().take_while(|getter| getter.lane == lane);
         if of_lane.all(|getter| getter.rank != rank) {
             getters.push(Getter { rank, lane, waits });
         }
     }
 
+    /// Returns the waits that prove a copy complete.
     pub(super) fn of_copy(&self, (lane, at): (usize, usize)) -> WaitRange {
         self.copies[lane][at]
     }
 
+    /// Returns the waits by which the rank of a lane learns that the lane reads no source any more.
     pub(super) fn of_lane_end(&self, lane: usize) -> WaitRange {
         self.lane_ends[lane]
     }
 
+    /// Returns whether the rank of a lane ends a start only after the lane has ended.
     pub(super) fn joins_home(&self, lane: usize) -> bool {
         self.joins_home[lane]
     }
 
+    /// Returns the lanes that get data from `rank`.
     pub(super) fn getters(&self, set: &PlanSet, rank: Rank) -> &[Getter] {
-        &self.getters[set.symmetry.number(rank)]
+        &self.getters[set.symmetry.representative_index(rank)]
     }
 
     pub(super) fn waits(&self, range: WaitRange) -> impl Iterator<Item = Wait> + '_ {
@@ -320,16 +414,20 @@ impl Completions {
     }
 }
 
+/// Returns whether `lane` is lane 0 or ends with a signal to lane 0 of its rank.
 fn joins_home(set: &PlanSet, flags: &Flags, lane: usize) -> bool {
     let closed = &set.lanes[lane];
     let Some((last, Step::Signal { peer, .. })) = closed.steps.iter().enumerate().next_back()
     else {
         return closed.lane == LaneId::HOME;
     };
+
+    // Every signalled flag has a wait, so lane 0 cannot end before the signal.
     let (reader, _) = flags.of_step(lane, last).wait;
     closed.lane == LaneId::HOME || (*peer == closed.rank && set.lanes[reader].lane == LaneId::HOME)
 }
 
+/// Stores for each lane of each rank its first wait for a signal of the steps visited so far.
 struct NextWaits<'a> {
     set: &'a PlanSet,
     at: Vec<Option<u32>>,
@@ -342,8 +440,10 @@ impl NextWaits<'_> {
         *next = Some(next.map_or(at, |next| next.min(at)));
     }
 
+    /// Returns the stored waits of two ranks, which may be the same rank.
     fn of_ranks(&self, [first, second]: [Rank; 2]) -> impl Iterator<Item = Wait> + '_ {
         let second = (second != first).then_some(second);
+
         [Some(first), second].into_iter().flatten().flat_map(move |rank| {
             let lanes = self.set.clock_index(rank, LaneId::HOME)..;
             lanes.take(self.set.lanes_per_rank).filter_map(move |index| {

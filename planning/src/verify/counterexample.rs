@@ -2,8 +2,8 @@
 //!
 //! Everything that precedes the faulty step has certainly happened before it; everything else may not have happened. So a
 //! counterexample lists the preceding events in a possible order, then the step, then what the step needed. Of the preceding
-//! events it shows the flags between the two ranks involved, or if there are none, everything for which the lane of the step
-//! has waited.
+//! events it shows the flags between the two ranks involved, or everything that the lane of the
+//! step has waited for if there are no such flags.
 
 use std::fmt;
 
@@ -19,6 +19,7 @@ use crate::plan::{Cell, LaneId, Plan, Source, Step};
 const EVENTS_MAX: usize = 12;
 
 /// A sequence of events that leads to a fault in a set of plans, printed with one event per line.
+/// The maximum number of events that a counterexample lists. It omits earlier events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counterexample {
     /// The events before the fault, in a possible order.
@@ -32,51 +33,59 @@ impl fmt::Display for Counterexample {
         for (number, event) in (1..).zip(&self.events) {
             writeln!(f, "{number:3}. {event}")?;
         }
+
         write!(f, "     {}", self.end)
     }
 }
 
 impl Fault {
-    /// Returns a sequence of events that leads to this fault. `plans` are the plans of all ranks.
+    /// Returns a sequence of events that leads to this fault.
+    ///
+    /// `plans` are the plans of all ranks.
     pub fn counterexample(&self, plans: &[Plan]) -> Counterexample {
-        let from_order = || {
-            let owners: Vec<Rank> = Rank::all(plans.len()).collect();
-            plan_set::check(plans, plans.len(), &owners).ok()?;
-            let set = PlanSet::new(plans, Symmetry::none(plans.len()));
-            let flags = flags::check(&set).ok()?;
-            Explainer { set: &set, flags: &flags }.explain(self)
-        };
-        self.static_counterexample().or_else(from_order).unwrap_or_else(|| Counterexample {
+        let counterexample =
+            self.static_counterexample().or_else(|| self.ordered_counterexample(plans));
+
+        counterexample.unwrap_or_else(|| Counterexample {
             events: Vec::new(),
             end: "the plans show this fault in every order of events".into(),
         })
     }
 
+    /// Returns the events of a fault that no order of events can avoid, or `None` for other faults.
     fn static_counterexample(&self) -> Option<Counterexample> {
         let counterexample =
             |events: Vec<String>, end: String| Some(Counterexample { events, end });
+
         match self {
             Self::CopiedTwice { first, second } => counterexample(
                 vec![first.to_string(), second.to_string()],
                 "both steps write the same bytes, and no flag orders the second write".into(),
             ),
+
             Self::CopiedInPlace { location } => counterexample(
                 vec![location.to_string()],
                 "the step overwrites the block that it reads".into(),
             ),
+
             Self::NeverCopied { rank, cell } => counterexample(
                 Vec::new(),
                 format!("all lanes end, but the output of rank {rank} has no cell {cell}"),
             ),
+
             Self::Deadlock { waits, .. } => {
-                let blocked = |(at, wait): (usize, &Location)| {
-                    let next = waits[(at + 1) % waits.len()];
-                    let (rank, lane) = (next.rank, next.lane);
-                    format!("{wait} blocks: its signal comes later in rank {rank}, lane {lane}")
-                };
-                let events = waits.iter().enumerate().map(blocked).collect();
+                let mut events = Vec::new();
+                for (index, wait) in waits.iter().enumerate() {
+                    // The signal for the last wait comes after the first wait.
+                    let Location { rank, lane, .. } = waits[(index + 1) % waits.len()];
+                    events.push(format!(
+                        "{wait} blocks: its signal comes later in rank {rank}, lane {lane}"
+                    ));
+                }
+
                 counterexample(events, "none of these lanes can continue".into())
             }
+
             Self::TwoWriters { first, second } => counterexample(
                 vec![first.to_string(), second.to_string()],
                 "a wait for this flag passes on the signal that comes first".into(),
@@ -90,6 +99,7 @@ impl Fault {
                 "both signals store the same value, so the second wait passes on the first signal"
                     .into(),
             ),
+
             Self::Unbalanced { location, signals, waits, .. } => {
                 let end = if signals > waits {
                     "no lane waits for the flag, so its value after the start differs from the \
@@ -97,83 +107,121 @@ impl Fault {
                 } else {
                     "no lane signals the flag, so the wait never passes"
                 };
+
                 counterexample(vec![location.to_string()], end.into())
             }
+
+            // Other faults depend on the order of events, or one plan shows them without any event.
             _ => None,
         }
     }
+
+    /// Returns the events of a fault that depends on the order of events, or `None` for other
+    /// faults.
+    fn ordered_counterexample(&self, plans: &[Plan]) -> Option<Counterexample> {
+        // The verifier makes these checks before it finds such a fault, so they fail only for plans
+        // other than those of the fault.
+        let owners: Vec<Rank> = Rank::all(plans.len()).collect();
+        plan_set::check(plans, plans.len(), &owners).ok()?;
+        let set = PlanSet::new(plans, Symmetry::none(plans.len()));
+        let flags = flags::check(&set).ok()?;
+
+        Explainer { set: &set, flags: &flags }.explain(self)
+    }
 }
 
+/// An event that must happen before a faulty step, but may happen after it.
 enum Needed {
+    /// A rank enters the start with this number, counted from 1.
     Start(Rank, u32),
+    /// The copy at this index of this lane completes.
     Copy((usize, usize)),
+    /// The lane passes the wait at this index in the start with this number.
     Wait((usize, usize), u32),
 }
 
+/// Lists the events that precede a step, for faults that depend on the order of events.
 struct Explainer<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
 }
 
 impl Explainer<'_> {
+    /// Returns the counterexample of a fault that depends on the order of events.
     fn explain(&self, fault: &Fault) -> Option<Counterexample> {
         match *fault {
             Fault::ReadEarly { location, start } => {
-                let rank = location.rank;
-                let (owner, cell, from) = match location.step {
-                    Step::Put { cell, from, .. } => (rank, cell, from),
-                    Step::Get { peer, cell, from } => (peer, cell, from),
-                    Step::Reduce { cell, from } => {
-                        (rank, Cell { block: from, ..cell }, Source::Input)
-                    }
-                    Step::Signal { .. } | Step::Wait { .. } => return None,
-                };
-                let is_initial = from == Source::Input || self.set.is_initial(owner, cell);
-                let needed = match location.step {
-                    Step::Reduce { from, .. } if from != rank => self.contribution(rank, cell)?,
-                    _ if is_initial => Needed::Start(owner, start),
-                    _ => self.copy_of(owner, cell)?,
-                };
+                let needed = self.source_of(location, start)?;
                 self.events_to(self.find(location)?, start, &needed)
             }
+
             Fault::PeerInUse { location, peer, start } => {
+                // The target's output is free once the target has entered the start that is
+                // `outputs` - 1 starts before this start.
                 let entered = start + 1 - self.set.outputs;
                 self.events_to(self.find(location)?, start, &Needed::Start(peer, entered))
             }
+
             Fault::NotConsumed { location, start } => {
                 let step = self.find(location)?;
                 let wait = self.flags.of_step(step.0, step.1).wait;
                 let needed = Needed::Wait(wait, start - self.set.outputs);
                 self.events_to(step, start, &needed)
             }
+
             Fault::NotArrived { rank, cell, start } => {
                 self.events_to(self.end_of_home(rank), start, &self.copy_of(rank, cell)?)
             }
+
             Fault::SourceInUse { rank, lane, start } => {
                 let is_copy = |step: &Step| matches!(step, Step::Put { .. } | Step::Get { .. });
                 let needed = self.last_step(rank, lane, is_copy)?;
                 self.events_to(self.end_of_home(rank), start, &needed)
             }
+
             Fault::PeerReads { rank, peer: by, lane, start } => {
                 let gets = |step: &Step| matches!(step, Step::Get { peer, .. } if *peer == rank);
                 let needed = self.last_step(by, lane, gets)?;
                 self.events_to(self.end_of_home(rank), start, &needed)
             }
+
             _ => None,
         }
     }
 
+    /// Returns the event after which the step at `location` may read its source.
+    fn source_of(&self, location: Location, start: u32) -> Option<Needed> {
+        let rank = location.rank;
+        let (owner, cell, from) = match location.step {
+            Step::Put { cell, from, .. } => (rank, cell, from),
+            Step::Get { peer, cell, from } => (peer, cell, from),
+            Step::Reduce { cell, from } => (rank, Cell { block: from, ..cell }, Source::Input),
+            Step::Signal { .. } | Step::Wait { .. } => return None,
+        };
+
+        // An input is valid from the beginning of the start. Copies fill inboxes and outputs.
+        let is_initial = from == Source::Input || self.set.is_initial(owner, cell);
+        match location.step {
+            Step::Reduce { from, .. } if from != rank => self.contribution(rank, cell),
+            _ if is_initial => Some(Needed::Start(owner, start)),
+            _ => self.copy_of(owner, cell),
+        }
+    }
+
+    /// Returns the lane and the index of the step at `location`.
     fn find(&self, location: Location) -> Option<(usize, usize)> {
         let lane = self.set.followed_lane(location.rank, location.lane);
         let steps = self.set.lanes[lane].steps.len();
         (0..steps).find(|&at| self.set.location(lane, at) == location).map(|at| (lane, at))
     }
 
+    /// Returns lane 0 of `rank` and the index after its last step.
     fn end_of_home(&self, rank: Rank) -> (usize, usize) {
         let home = self.set.followed_lane(rank, LaneId::HOME);
         (home, self.set.lanes[home].steps.len())
     }
 
+    /// Returns the step that completes a cell in the output of `owner`, if there is such a step.
     fn copy_of(&self, owner: Rank, needed: Cell) -> Option<Needed> {
         let copies = |lane: usize, step: Step| match step {
             Step::Put { peer, cell, .. } => peer == owner && cell == needed,
@@ -182,40 +230,55 @@ impl Explainer<'_> {
             }
             Step::Signal { .. } | Step::Wait { .. } => false,
         };
+
         let collective = self.set.collective;
         let mut steps = self.set.steps().filter(|&(_, _, step)| !step.contributes(collective));
-        let (lane, at, step) = steps.find(|&(lane, _, step)| copies(lane, step))?;
+        let (lane, first, step) = steps.find(|&(lane, _, step)| copies(lane, step))?;
+
+        // A reduced cell is complete with its last addition.
         let same = |found: &(usize, usize, Step)| copies(found.0, found.2);
         let at = match step {
-            Step::Reduce { .. } => steps.filter(same).last().map_or(at, |(_, at, _)| at),
-            _ => at,
+            Step::Reduce { .. } => steps.filter(same).last().map_or(first, |(_, last, _)| last),
+            _ => first,
         };
+
         Some(Needed::Copy((lane, at)))
     }
 
+    /// Returns the put of the contribution `needed` into the inbox of `to`.
     fn contribution(&self, to: Rank, needed: Cell) -> Option<Needed> {
-        let copies = |step: Step| matches!(step, Step::Put { peer, cell, from: Source::Input } if peer == to && cell == needed);
+        let copies = |step: Step| match step {
+            Step::Put { peer, cell, from: Source::Input } => peer == to && cell == needed,
+            _ => false,
+        };
+
         let (lane, at, _) = self.set.steps().find(|&(_, _, step)| copies(step))?;
         Some(Needed::Copy((lane, at)))
     }
 
+    /// Returns the last step of a lane that `picks` selects.
     fn last_step(&self, rank: Rank, lane: LaneId, picks: impl Fn(&Step) -> bool) -> Option<Needed> {
         let number = self.set.followed_lane(rank, lane);
         let at = self.set.lanes[number].steps.iter().rposition(picks)?;
         Some(Needed::Copy((number, at)))
     }
 
+    /// Returns the events that precede the step at `(lane, at)`, and the missing event as the end.
+    ///
+    /// If `at` is the number of steps of the lane, the step is the end of the lane.
     fn events_to(
         &self,
         (lane, at): (usize, usize),
         start: u32,
         needed: &Needed,
     ) -> Option<Counterexample> {
+        // Faults count starts from 1, and logical times count them from 0.
         let mut happens_before = HappensBefore::new(self.set, self.flags);
         let closed = &self.set.lanes[lane];
         let start_index = i64::from(start) - 1;
         let time = happens_before.time(start_index, at);
         let reached = happens_before.before(Event { rank: closed.rank, lane: closed.lane, time });
+
         let other = match *needed {
             Needed::Start(rank, _) => self.set.followed_lane(rank, LaneId::HOME),
             Needed::Copy((other, _)) | Needed::Wait((other, _), _) => other,
@@ -225,23 +288,31 @@ impl Explainer<'_> {
             let ranks = [rank(writer), rank(reader)];
             ranks == [rank(lane), rank(other)] || ranks == [rank(other), rank(lane)]
         };
+
+        // Without a flag between the two ranks, everything that the lane has waited for is listed.
         let mut events = self.events(&happens_before, &reached, is_between);
         if events.is_empty() {
             events = self.events(&happens_before, &reached, |[_, reader]| reader == lane);
         }
+
+        // The latest events explain a fault best.
         let omitted = events.len().saturating_sub(EVENTS_MAX);
         events.drain(..omitted);
         if omitted > 0 {
             events.insert(0, format!("{omitted} earlier steps"));
         }
+
         let in_start = |start: u32| format!(" in start {start}");
         events.push(match closed.steps.get(at) {
             Some(_) => format!("{}{}", self.set.location(lane, at), in_start(start)),
             None => format!("rank {}: lane 0 has ended{}", closed.rank, in_start(start)),
         });
+
         let end = match *needed {
             Needed::Start(rank, start) => format!("rank {rank} may not have entered start {start}"),
             Needed::Copy((lane, at)) => {
+                // A lane that has come further has submitted the copy, but need not have completed
+                // it.
                 let is_submitted = reached[lane] > happens_before.time(start_index, at);
                 let how = if is_submitted { "may not be complete" } else { "may not have begun" };
                 format!("{} {how}", self.set.location(lane, at))
@@ -250,9 +321,14 @@ impl Explainer<'_> {
                 format!("{} may not have passed{}", self.set.location(lane, at), in_start(start))
             }
         };
+
         Some(Counterexample { events, end })
     }
 
+    /// Runs every lane up to its time in `reached`, and returns the signals and waits that `picks`
+    /// selects.
+    ///
+    /// `picks` is called with the lane that signals and the lane that waits.
     fn events(
         &self,
         happens_before: &HappensBefore<'_>,
@@ -261,9 +337,13 @@ impl Explainer<'_> {
     ) -> Vec<String> {
         let last = reached.iter().max().map_or(0, |&time| time / happens_before.start_stride);
         let mut events = Vec::new();
+
         for start in 0..=last {
             let mut next = vec![0; self.set.lanes.len()];
             let mut progressed = true;
+
+            // Each lane runs as far as it can. A wait goes on after its signal, so the events come
+            // in a possible order.
             while progressed {
                 progressed = false;
                 for lane in 0..next.len() {
@@ -272,19 +352,26 @@ impl Explainer<'_> {
                     {
                         if ends.is_some_and(&picks) {
                             let location = self.set.location(lane, next[lane]);
-                            let in_start = format!(" in start {}", start + 1);
-                            let in_start = if last > 0 { &in_start } else { "" };
-                            events.push(format!("{location}{in_start}"));
+                            // A single start needs no number.
+                            events.push(match last {
+                                0 => location.to_string(),
+                                _ => format!("{location} in start {}", start + 1),
+                            });
                         }
+
                         next[lane] += 1;
                         progressed = true;
                     }
                 }
             }
         }
+
         events
     }
 
+    /// Returns `Some` if `lane` can execute its next step.
+    ///
+    /// The inner value has the writer and the reader of a flag if the step may be listed.
     fn next_step(
         &self,
         happens_before: &HappensBefore<'_>,
@@ -296,6 +383,7 @@ impl Explainer<'_> {
         let at = next[lane];
         let step = self.set.lanes[lane].steps.get(at)?;
         let has_passed = reached[lane] > happens_before.time(start, at);
+
         match step {
             Step::Put { .. } | Step::Get { .. } | Step::Reduce { .. } => has_passed.then_some(None),
             Step::Wait { .. } => {
@@ -303,6 +391,8 @@ impl Explainer<'_> {
                 (has_passed && next[writer] > signal).then_some(Some([writer, lane]))
             }
             Step::Signal { .. } => {
+                // The last known step of a lane is often a signal whose wait has passed. A signal
+                // without a known wait tells nobody anything and is not listed.
                 let (reader, wait) = self.flags.of_step(lane, at).wait;
                 let is_consumed = reached[reader] > happens_before.time(start, wait);
                 (has_passed || is_consumed).then_some(is_consumed.then_some([lane, reader]))

@@ -35,18 +35,20 @@ impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, lane, position, step } = *self;
         write!(f, "rank {rank}, lane {lane}, ")?;
+
         match position {
             Position::Entry => f.write_str("entry")?,
             Position::Step(number) => write!(f, "step {number}")?,
             Position::Exit => f.write_str("exit")?,
         }
+
         write!(f, " ({})", step.of(rank))
     }
 }
 
-/// A fault for which a set of plans must not run, such as a deadlock or a race.
+/// A fault that forbids to run a set of plans, such as a deadlock or a race.
 ///
-/// It names the step or the rank at fault. Starts are counted from 1.
+/// A fault contains the step or the rank at fault. Starts are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -401,18 +403,21 @@ pub enum Fault {
 impl peerlane_hal::Error for Fault {
     fn kind(&self) -> ErrorKind {
         match self.class() {
+            // Each plan may be valid, but not together with the others.
             FaultClass::Disagreement => ErrorKind::Mismatch,
             _ => ErrorKind::InvalidArgument,
         }
     }
 }
 
+/// Describes a cycle of waits as one clause for each wait.
 fn cycle(waits: &[Location]) -> String {
     let mut text = String::new();
     for (number, wait) in waits.iter().enumerate() {
         let which = if number == 0 { "" } else { ", which" };
         text += &format!("{wait}{which} needs a signal that comes after ");
     }
+
     text + if waits.len() == 1 { "itself" } else { "the first wait" }
 }
 
@@ -489,6 +494,8 @@ impl Fault {
     pub const fn class(&self) -> FaultClass {
         match self {
             Self::NoPlan | Self::Disagrees { .. } => FaultClass::Disagreement,
+
+            // A copy that no output requires has an unknown cell as its target.
             Self::Chunks { .. }
             | Self::Outputs { .. }
             | Self::NoLane { .. }
@@ -500,6 +507,7 @@ impl Fault {
             | Self::ContributionByGet { .. }
             | Self::NotRequired { .. }
             | Self::NotPlanned { .. } => FaultClass::Unknown,
+
             Self::NeverCopied { .. } | Self::NotArrived { .. } | Self::NeverReduced { .. } => {
                 FaultClass::Missing
             }
@@ -507,17 +515,21 @@ impl Fault {
                 FaultClass::Twice
             }
             Self::ReadEarly { .. } => FaultClass::ReadEarly,
+
             Self::Deadlock { .. } => FaultClass::Deadlock,
+            // Lanes that add to one cell share it, as writers of one flag do.
             Self::TwoWriters { .. }
             | Self::TwoReaders { .. }
             | Self::OtherReader { .. }
             | Self::ReducedApart { .. } => FaultClass::Shared,
             Self::Unbalanced { .. } | Self::SumMismatch { .. } => FaultClass::Unbalanced,
             Self::Repeated { .. } | Self::NotConsumed { .. } => FaultClass::Stale,
+
             Self::PeerInUse { .. }
             | Self::SourceInUse { .. }
             | Self::PeerReads { .. }
             | Self::Overwritten { .. } => FaultClass::Overwritten,
+
             Self::AcrossTiers { .. } | Self::OutOfReach { .. } => FaultClass::Unreachable,
         }
     }

@@ -9,12 +9,14 @@ use super::fault::{Fault, Location};
 use super::plan_set::PlanSet;
 use crate::plan::{Flag, LaneId, Step, Tier};
 
+/// Stores the uses of all flags of the followed ranks, and which steps they belong to.
 #[derive(Debug)]
 pub(super) struct Flags {
     uses: Vec<FlagUse>,
     by_step: Vec<Vec<u32>>,
 }
 
+/// The signal and the wait of a flag of a followed rank, each as the index of a lane and of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagUse {
     pub(super) writer: Rank,
@@ -32,6 +34,9 @@ impl Flags {
     }
 }
 
+/// A step that signals a flag or waits for it, rotated so that a followed rank reads the flag.
+///
+/// The order of the fields sorts the steps of a flag together, with signals before waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct NamingStep {
     flag: Flag,
@@ -47,10 +52,12 @@ impl NamingStep {
     }
 }
 
+/// Checks that every flag has one writer, one reader, one signal and one wait in a start.
 pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
     let symmetry = &set.symmetry;
     let mut by_reader: Vec<Vec<NamingStep>> =
         vec![Vec::new(); set.lanes.len() / set.lanes_per_rank];
+
     for (lane, at, step) in set.steps() {
         let own_rank = set.lanes[lane].rank;
         let (reader, flag, is_wait) = match step {
@@ -58,36 +65,55 @@ pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
             Step::Signal { peer, flag } => (peer, flag, false),
             Step::Wait { flag } => (own_rank, flag, true),
         };
+
+        // Each step stands for the steps of its whole orbit, so it is rotated to the flags of the
+        // followed rank.
         let back = symmetry.rotation_back(reader);
-        let (flag, rank) = (symmetry.rotated_flag(back, flag), symmetry.rotated(back, own_rank));
-        by_reader[symmetry.number(reader)].push(NamingStep { flag, is_wait, rank, lane, at });
+        let step = NamingStep {
+            flag: symmetry.rotated_flag(back, flag),
+            is_wait,
+            rank: symmetry.rotated(back, own_rank),
+            lane,
+            at,
+        };
+        by_reader[symmetry.representative_index(reader)].push(step);
     }
+
     let by_step = set.lanes.iter().map(|lane| vec![0; lane.steps.len()]).collect();
     let mut flags = Flags { uses: Vec::new(), by_step };
+
     for ((reader, _), mut steps) in set.followed_ranks().zip(by_reader) {
         steps.sort_unstable();
         for steps in steps.chunk_by(|a, b| a.flag == b.flag) {
             let flag_use = check_flag(set, reader, steps)?;
             let number = u32::try_from(flags.uses.len()).expect("fewer than 2^32 flags");
+
             flags.uses.push(flag_use);
             for (lane, at) in [flag_use.signal, flag_use.wait] {
                 flags.by_step[lane][at] = number;
             }
         }
     }
+
     Ok(flags)
 }
 
+/// Checks the steps that signal or await a flag of `reader`, which must be one signal and one wait.
 fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagUse, Fault> {
     let location = |step: &NamingStep| step.location(set);
     let flag = steps[0].flag;
+
+    // The steps are sorted, signals first.
     let (signals, waits) = steps.split_at(steps.partition_point(|step| !step.is_wait));
+
     if let Some((first, second)) = steps_of_two_lanes(signals) {
         return Err(Fault::TwoWriters { first: location(first), second: location(second) });
     }
     if let Some((first, second)) = steps_of_two_lanes(waits) {
         return Err(Fault::TwoReaders { first: location(first), second: location(second) });
     }
+
+    // Each flag contains the lane of its reader, except `sent`, which lane 0 always awaits.
     let reader_lane = match flag {
         Flag::Ready { lane, .. }
         | Flag::Free { lane, .. }
@@ -97,20 +123,29 @@ fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagU
         Flag::Go { lane } => lane,
         Flag::Sent { .. } => LaneId::HOME,
     };
+
     if let Some(wait) = waits.first()
         && set.lanes[wait.lane].lane != reader_lane
     {
         return Err(Fault::OtherReader { location: location(wait), lane: reader_lane });
     }
+
     match (signals, waits) {
         ([signal], [wait]) => {
-            let tiers = (set.lanes[signal.lane].tier, set.lanes[wait.lane].tier);
-            if tiers == (Tier::Local, Tier::Network) && signal.rank != reader {
+            // The local fabric of a rank cannot write the flags of another rank's network fabric.
+            let crosses_tiers = set.lanes[signal.lane].tier == Tier::Local
+                && set.lanes[wait.lane].tier == Tier::Network;
+            if crosses_tiers && signal.rank != reader {
                 return Err(Fault::AcrossTiers { location: location(signal), peer: reader });
             }
-            let (signal, writer) = ((signal.lane, signal.at), signal.rank);
-            Ok(FlagUse { writer, signal, wait: (wait.lane, wait.at) })
+
+            Ok(FlagUse {
+                writer: signal.rank,
+                signal: (signal.lane, signal.at),
+                wait: (wait.lane, wait.at),
+            })
         }
+        // There are enough signals, but all store the same epoch.
         ([first, second, ..], _) if signals.len() == waits.len() => {
             Err(Fault::Repeated { first: location(first), second: location(second) })
         }
@@ -124,12 +159,16 @@ fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagU
     }
 }
 
+/// Returns the first step and a step of another lane, or `None` if all steps are in one lane.
 fn steps_of_two_lanes(steps: &[NamingStep]) -> Option<(&NamingStep, &NamingStep)> {
     let first = steps.first()?;
+
     let is_other = |other: &&NamingStep| (other.rank, other.lane) != (first.rank, first.lane);
     steps.iter().find(is_other).map(|second| (first, second))
 }
 
+/// Checks that no lanes wait for each other in a cycle.
+///
 /// One interleaving is enough to find a deadlock. Only a wait can block a lane, and because its flag has one writer,
 /// one reader and one signal in a start, no other lane can consume that signal: a lane that can continue now can
 /// continue later. So every order that runs lanes as long as possible ends at the same steps. Starts do not mix: the
@@ -141,28 +180,37 @@ pub(super) fn check_deadlock(set: &PlanSet, flags: &Flags) -> Result<(), Fault> 
         next: vec![0; set.lanes.len()],
         blocked_on: vec![Vec::new(); set.lanes.len()],
     };
+
+    // The last lane is popped first, so the reversed order begins with lane 0.
     let mut runnable: Vec<usize> = (0..set.lanes.len()).rev().collect();
     while let Some(lane) = runnable.pop() {
+        // The lane may have signalled what other lanes wait for, so these lanes run again.
         if run.run_lane(lane) {
             runnable.append(&mut run.blocked_on[lane]);
         }
     }
+
     match (0..set.lanes.len()).find(|&lane| run.is_blocked(lane)) {
         Some(lane) => Err(run.deadlock(lane)),
         None => Ok(()),
     }
 }
 
+/// Executes the waits and signals of all lanes until each is blocked or has ended.
 struct DeadlockRun<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
+    /// For each lane, the index of its next step.
     next: Vec<usize>,
+    /// For each lane, the lanes that wait for one of its signals.
     blocked_on: Vec<Vec<usize>>,
 }
 
 impl DeadlockRun<'_> {
+    /// Executes steps of a lane until it is blocked or has ended, and returns whether it continued.
     fn run_lane(&mut self, lane: usize) -> bool {
         let steps = &self.set.lanes[lane].steps;
+
         let first = self.next[lane];
         while let Some(step) = steps.get(self.next[lane]) {
             // The signal of an earlier start comes before all steps of this one.
@@ -175,6 +223,7 @@ impl DeadlockRun<'_> {
             }
             self.next[lane] += 1;
         }
+
         self.next[lane] > first
     }
 
@@ -182,21 +231,30 @@ impl DeadlockRun<'_> {
         self.next[lane] < self.set.lanes[lane].steps.len()
     }
 
+    /// Returns the cycle of waits to which the wait of a blocked lane leads.
     fn deadlock(&self, blocked: usize) -> Fault {
         let symmetry = &self.set.symmetry;
         let mut path = Vec::new();
+
+        // The writer of a flag that was never signalled is blocked too, so the path goes on until
+        // it meets itself.
         let mut next = (self.set.lanes[blocked].rank, blocked);
         while !path.contains(&next) {
             path.push(next);
+
             let (rank, lane) = next;
             let flag_use = self.flags.of_step(lane, self.next[lane]);
             let writer = symmetry.rotated(symmetry.rotation_of(rank), flag_use.writer);
             next = (writer, flag_use.signal.0);
         }
+
+        // The lanes before the first repeated lane lead to the cycle, but are not part of it.
         let first = path.iter().position(|&lane| lane == next).unwrap_or(0);
         let location = |&(rank, lane): &(Rank, usize)| {
             self.set.rotated_location(rank, (lane, self.next[lane]))
         };
+
+        // All starts behave alike, so the first one has the deadlock.
         Fault::Deadlock { waits: path[first..].iter().map(location).collect(), start: 1 }
     }
 }

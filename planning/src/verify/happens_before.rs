@@ -10,7 +10,7 @@ use super::flags::Flags;
 use super::plan_set::PlanSet;
 use crate::plan::{LaneId, Step};
 
-/// A vector clock has a time for every lane of every rank.
+/// The vector clocks of the lanes of one rank, each with a time for every lane of every rank.
 ///
 /// Lanes of the rank pass their clocks on as logs of changes, so passing a clock on repeatedly costs no more than once.
 #[derive(Debug)]
@@ -18,10 +18,14 @@ pub(super) struct VectorClocks {
     lanes: Vec<Clock>,
 }
 
+/// The vector clock of a lane.
 #[derive(Debug)]
 struct Clock {
+    /// The latest known time of each entry.
     times: Vec<i64>,
+    /// All changes of `times`, in order.
     log: Vec<(usize, i64)>,
+    /// For each lane of the rank, the length of its log that this clock has merged.
     merged: Vec<usize>,
 }
 
@@ -43,6 +47,7 @@ impl VectorClocks {
         self.lanes[lane].times[entry]
     }
 
+    /// Raises an entry to `time`, and leaves it unchanged if it is later already.
     pub(super) fn advance(&mut self, lane: usize, entry: usize, time: i64) {
         let clock = &mut self.lanes[lane];
         if clock.times[entry] < time {
@@ -51,20 +56,26 @@ impl VectorClocks {
         }
     }
 
+    /// Returns a mark of the present state of a clock, to be merged later.
     pub(super) fn snapshot(&self, lane: usize) -> usize {
         self.lanes[lane].log.len()
     }
 
+    /// Raises a clock to the state that the clock `from` had at `snapshot`.
     pub(super) fn merge(&mut self, lane: usize, from: usize, snapshot: usize) {
+        // Changes before `first` were merged earlier, and times never decrease.
         let first = self.lanes[lane].merged[from];
         for index in first..snapshot {
             let (entry, time) = self.lanes[from].log[index];
             self.advance(lane, entry, time);
         }
+
+        // An earlier merge may have read beyond this snapshot.
         self.lanes[lane].merged[from] = first.max(snapshot);
     }
 }
 
+/// A point in the logical time of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) rank: Rank,
@@ -77,10 +88,13 @@ pub(super) struct Event {
 pub(super) struct HappensBefore<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
-    /// The logical time between two runs must be larger than the number of steps of any lane.
+    /// The logical time between two starts, which is larger than the number of steps of any lane.
     pub(super) start_stride: i64,
+    /// For each followed lane, the indices of its waits.
     waits: Vec<Vec<usize>>,
+    /// For each lane of each rank, the latest time that the search has reached; 0 at first.
     found: Vec<i64>,
+    /// The entries of `found` that are not 0.
     touched: Vec<usize>,
 }
 
@@ -89,9 +103,12 @@ impl<'a> HappensBefore<'a> {
         let steps = set.lanes.iter().map(|lane| lane.steps.len()).max().unwrap_or(0);
         let is_wait = |step: &Step| matches!(step, Step::Wait { .. });
         let waits = |steps: &[Step]| (0..steps.len()).filter(|&at| is_wait(&steps[at])).collect();
+
         Self {
             set,
             flags,
+            // A start has the times 1 to `steps` + 1, the last of which is the end of a lane. A
+            // time divided by the stride is then the number of the start.
             start_stride: i64::try_from(steps).expect("memory is smaller") + 2,
             waits: set.lanes.iter().map(|lane| waits(&lane.steps)).collect(),
             found: Vec::new(),
@@ -99,66 +116,94 @@ impl<'a> HappensBefore<'a> {
         }
     }
 
+    /// Returns the logical time of a step, or of the end of a lane if `at` is the number of its
+    /// steps.
     pub(super) fn time(&self, start: i64, at: usize) -> i64 {
         start * self.start_stride + 1 + i64::try_from(at).expect("memory is smaller")
     }
 
+    /// Returns whether `earlier` happens before `later`, or is the same event.
     pub(super) fn precedes(&mut self, earlier: Event, later: Event) -> bool {
         let is_found = self.search(later, Some(earlier));
+
+        // Few entries are touched, and there is one for every lane of every rank.
         self.touched.drain(..).for_each(|index| self.found[index] = 0);
+
         is_found
     }
 
+    /// Returns the latest time of each lane that happens before `event`.
     pub(super) fn before(&mut self, event: Event) -> Vec<i64> {
         self.search(event, None);
         self.touched.clear();
         std::mem::take(&mut self.found)
     }
 
+    /// Searches backwards from `later`, and returns whether it meets `earlier`.
+    ///
+    /// Without `earlier`, the search stops only when `found` has the latest time of every lane.
     fn search(&mut self, later: Event, earlier: Option<Event>) -> bool {
         self.found.resize(self.set.all_lanes(), 0);
         let mut open = VecDeque::from([later]);
+
         while let Some(event) = open.pop_front() {
             let index = self.set.clock_index(event.rank, event.lane);
             let previous = self.found[index];
+            // A later event of this lane was visited, and it includes everything before this one.
             if event.time <= previous {
                 continue;
             }
+
             self.found[index] = event.time;
             self.touched.push(index);
+
             let is_at_or_after = |other: Event| {
                 (event.rank, event.lane) == (other.rank, other.lane) && event.time >= other.time
             };
             if earlier.is_some_and(is_at_or_after) {
                 return true;
             }
+
             self.open_signals(previous, event, &mut open);
         }
+
         false
     }
 
+    /// Appends the signals of the waits that a lane has passed between `previous` and `event`.
+    ///
+    /// The signals of earlier waits were appended when the search reached `previous`.
     fn open_signals(&self, previous: i64, event: Event, open: &mut VecDeque<Event>) {
         let Event { rank, lane, time } = event;
         let symmetry = &self.set.symmetry;
         let rotation = symmetry.rotation_of(rank);
         let number = self.set.followed_lane(rank, lane);
         let waits = &self.waits[number];
+
+        // The latest waits come first, because their signals include those of earlier waits in the
+        // same writer.
         for start in (previous / self.start_stride..=time / self.start_stride).rev() {
             let passed = |until| waits.partition_point(|&at| self.time(start, at) < until);
+
             for &at in waits[passed(previous)..passed(time)].iter().rev() {
                 let flag_use = self.flags.of_step(number, at);
                 let (writer, signal) = flag_use.signal;
-                let start = start - self.set.lag(number, at);
-                if start < 0 {
+                let signal_start = start - self.set.lag(number, at);
+                // A flag of the first starts can belong to a signal before start 0, which does not
+                // exist.
+                if signal_start < 0 {
                     continue;
                 }
-                let event = Event {
+
+                let signalled = Event {
                     rank: symmetry.rotated(rotation, flag_use.writer),
                     lane: self.set.lanes[writer].lane,
-                    time: self.time(start, signal),
+                    time: self.time(signal_start, signal),
                 };
-                if self.found[self.set.clock_index(event.rank, event.lane)] < event.time {
-                    open.push_back(event);
+
+                let index = self.set.clock_index(signalled.rank, signalled.lane);
+                if self.found[index] < signalled.time {
+                    open.push_back(signalled);
                 }
             }
         }

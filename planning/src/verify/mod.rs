@@ -111,6 +111,7 @@ impl fmt::Display for Proof {
             "verified (ranks: {ranks}, chunks: {chunks}, starts: {starts}, steps: {steps}, flags: \
              {flags}"
         )?;
+
         self.write_coverage(f)?;
         f.write_str(
             "): every byte of every output arrives exactly once; no byte is read before it has \
@@ -118,21 +119,26 @@ impl fmt::Display for Proof {
              began; no start passes on the flags of the one before; nothing is overwritten while \
              a rank may still read it",
         )?;
+
         if self.additions > 0 {
             f.write_str("; every contribution is added exactly once, after it has arrived")?;
         }
+
         Ok(())
     }
 }
 
 impl Proof {
+    /// Creates the proof of a set that was followed as a whole.
     fn new(first: &Plan, set: &PlanSet, flags: &Flags) -> Self {
         let adds = |step: &&Step| matches!(step, Step::Reduce { .. });
         let additions = set.lanes.iter().flat_map(|lane| &lane.steps).filter(adds).count();
+
         Self {
             additions,
             ranks: first.ranks,
             chunks: first.chunks,
+            // The verifier examines one start after as many starts as there are outputs.
             starts: first.outputs + 1,
             steps: set.lanes.iter().map(|lane| lane.steps.len()).sum(),
             flags: flags.len(),
@@ -140,6 +146,7 @@ impl Proof {
         }
     }
 
+    /// Writes which plans were checked and which are assumed to be equal.
     fn write_coverage(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self.ranks as usize;
         let of_all = |plans: usize| {
@@ -148,40 +155,51 @@ impl Proof {
         let counted = |count: usize, one: &str, some: &str| {
             format!("{count} {}", if count == 1 { one } else { some })
         };
+
         match &self.coverage {
             Coverage::Exhaustive => Ok(()),
             Coverage::BySymmetry { followed, compared } => {
                 let followed =
                     counted(followed.len(), "rank that represents", "ranks that represent");
                 let compared = of_all(*compared);
+
                 write!(f, "; followed for {followed} the others, {compared} compared")
             }
             Coverage::Sampled { summed, ranks, nodes } => {
-                let (plans, ranks) = (of_all(*summed), counted(*ranks, "rank", "ranks"));
+                let plans = of_all(*summed);
+                let ranks = counted(*ranks, "rank", "ranks");
                 let nodes = counted(*nodes, "node", "nodes");
+
                 write!(f, "; {plans} summed up, followed only for {ranks} on {nodes}")
             }
         }
     }
 }
 
-/// Verifies that the plans of all ranks move the right data without races or deadlocks. The plans are given in rank
-/// order.
+/// Verifies that the plans of all ranks move the right data without races or deadlocks.
+///
+/// The plans are given in rank order.
 ///
 /// # Errors
 /// The first fault found; plans with a fault must not run.
 pub fn verify(plans: &[Plan]) -> Result<Proof, Fault> {
     let owners: Vec<Rank> = Rank::all(plans.len()).collect();
     let first = plan_set::check(plans, plans.len(), &owners)?;
+
     let set = PlanSet::new(plans, Symmetry::none(plans.len()));
     let flags = follow(&set)?;
+
     Ok(Proof::new(first, &set, &flags))
 }
 
+/// Follows all lanes of a set of plans whose fields and names were checked.
 fn follow(set: &PlanSet) -> Result<Flags, Fault> {
     let copies = copies::check(set)?;
     let flags = flags::check(set)?;
+
+    // The race check relies on that every wait passes.
     flags::check_deadlock(set, &flags)?;
     races::check(set, &flags, &copies)?;
+
     Ok(flags)
 }

@@ -11,6 +11,8 @@ use crate::plan::{
     CHUNKS_MAX, Cell, Flag, LANES_MAX, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier,
 };
 
+/// Returns the cells that must be copied to the output of `rank`, in order.
+///
 /// In place, the rank's own block is in the output from the start and is not copied.
 pub(super) fn copied_cells(
     collective: Collective,
@@ -20,13 +22,18 @@ pub(super) fn copied_cells(
     in_place: bool,
 ) -> impl Iterator<Item = Cell> + Clone {
     let providers = (0..ranks).map(Rank).filter(move |&block| collective.requires(block, rank));
+
     // A reduction has contributions in place, and no result.
     let has_own = in_place && !collective.is_reduction();
     let copied = providers.filter(move |&block| !(has_own && block == rank));
+
     copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
-/// The verifier stores only the plans of ranks that represent others. The verifier names a lane by its index in `lanes`.
+/// Stores the lanes of the followed ranks, and what the plans of all ranks have in common.
+///
+/// The followed ranks are those that represent others. The verifier identifies a lane by its index
+/// in `lanes`.
 #[derive(Debug)]
 pub(super) struct PlanSet {
     pub(super) collective: Collective,
@@ -39,6 +46,7 @@ pub(super) struct PlanSet {
     pub(super) lanes: Vec<ClosedLane>,
 }
 
+/// The steps of a lane, including those of its entry and exit.
 #[derive(Debug)]
 pub(super) struct ClosedLane {
     pub(super) rank: Rank,
@@ -50,11 +58,14 @@ pub(super) struct ClosedLane {
 }
 
 impl PlanSet {
+    /// Creates the set of the plans of all ranks that `symmetry` does not represent by others.
     pub(super) fn new(plans: &[Plan], symmetry: Symmetry) -> Self {
         let lanes = plans
             .iter()
             .flat_map(|plan| plan.lane_ids().map(|lane| ClosedLane::new(plan, lane)))
             .collect();
+
+        // The callers have checked that there is a plan, so the defaults only avoid a panic.
         let first = plans.first();
         Self {
             collective: first.map_or(Collective::AllGather, |plan| plan.collective),
@@ -68,38 +79,48 @@ impl PlanSet {
         }
     }
 
+    /// Returns each followed rank with the index of its lane 0 in `lanes`.
     pub(super) fn followed_ranks(&self) -> impl Iterator<Item = (Rank, usize)> + '_ {
         let homes = (0..self.lanes.len()).step_by(self.lanes_per_rank);
         homes.map(|home| (self.lanes[home].rank, home))
     }
 
+    /// Returns the index in `lanes` of a lane of `rank`, or of the lane that represents it.
     pub(super) fn followed_lane(&self, rank: Rank, lane: LaneId) -> usize {
-        self.symmetry.number(rank) * self.lanes_per_rank + lane.index()
+        self.symmetry.representative_index(rank) * self.lanes_per_rank + lane.index()
     }
 
+    /// Returns the number of lanes of all ranks, which is the number of entries of a vector clock.
     pub(super) fn all_lanes(&self) -> usize {
         self.ranks as usize * self.lanes_per_rank
     }
 
+    /// Returns the entry of a lane in vector clocks, where every rank has its own entries.
     pub(super) fn clock_index(&self, rank: Rank, lane: LaneId) -> usize {
         rank.index() * self.lanes_per_rank + lane.index()
     }
 
+    /// Returns the rank and the lane of an entry of vector clocks.
     pub(super) fn lane_of_clock(&self, index: usize) -> (Rank, LaneId) {
+        let rank = Rank::at(index / self.lanes_per_rank);
         let lane = LaneId(Rank::at(index % self.lanes_per_rank).0);
-        (Rank::at(index / self.lanes_per_rank), lane)
+        (rank, lane)
     }
 
+    /// Returns all steps of the followed ranks, each with the index of its lane and its index
+    /// there.
     pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize, Step)> {
         self.lanes.iter().enumerate().flat_map(|(number, lane)| {
             lane.steps.iter().enumerate().map(move |(at, &step)| (number, at, step))
         })
     }
 
+    /// Returns the number of starts between a signal and the wait at this step.
     pub(super) fn lag(&self, lane: usize, at: usize) -> i64 {
         self.lanes[lane].lag(at).into()
     }
 
+    /// Returns whether the output of `rank` holds `cell` from the beginning of a start.
     pub(super) fn is_initial(&self, rank: Rank, cell: Cell) -> bool {
         self.in_place && cell.block == rank && !self.collective.is_reduction()
     }
@@ -108,6 +129,7 @@ impl PlanSet {
         self.lanes[lane].location(at)
     }
 
+    /// Returns the location at `rank` of the step that a followed lane represents.
     pub(super) fn rotated_location(&self, rank: Rank, (lane, at): (usize, usize)) -> Location {
         let location = self.location(lane, at);
         let step = self.symmetry.rotated_step(self.symmetry.rotation_of(rank), location.step);
@@ -119,8 +141,12 @@ impl ClosedLane {
     fn new(plan: &Plan, lane: LaneId) -> Self {
         let plan_steps = plan.lanes[lane.index()].steps.len();
         let others = || plan.lanes.iter().skip(1).filter(|lane| !lane.steps.is_empty());
+
+        // Lane 0 begins with a signal to each other lane that has steps, and such a lane with one
+        // wait.
         let entry_steps =
             if lane == LaneId::HOME { others().count() } else { usize::from(plan_steps > 0) };
+
         let tier = plan.lanes[lane.index()].tier;
         let steps = plan.closed_lane(lane, |_| true);
         Self { rank: plan.rank, lane, tier, steps, entry_steps, plan_steps }
@@ -139,13 +165,15 @@ impl ClosedLane {
             Some(at) if at < self.plan_steps => Position::Step(at + 1),
             Some(_) => Position::Exit,
         };
+
         Location { rank: self.rank, lane: self.lane, position, step: self.steps[at] }
     }
 }
 
 /// Checks that plans agree and name only ranks, chunks, flags and lanes that exist.
 ///
-/// `plans` represent those of `ranks` ranks; `owners` has the rank of each plan, in the same order.
+/// `plans` represent the plans of `ranks` ranks. `owners` has the rank of each plan, in the same
+/// order.
 pub(super) fn check<'a>(
     plans: &'a [Plan],
     ranks: usize,
@@ -162,10 +190,14 @@ pub(super) fn check<'a>(
         check_equal(index, "outputs", &plan.outputs, &first.outputs)?;
         check_equal(index, "flags", &plan.flags, &first.flags)?;
     }
+
+    // Lane 0 is accessed below, so a plan without lanes is refused first.
     plans.iter().try_for_each(check_sizes)?;
+
     for (index, plan) in plans.iter().enumerate() {
         check_equal(index, "number of lanes", &plan.lanes.len(), &first.lanes.len())?;
         check_equal(index, "tier of lane 0", &plan.lanes[0].tier, &Tier::Local)?;
+
         for (lane, (found, expected)) in plan.lanes.iter().zip(&first.lanes).enumerate() {
             if found.tier != expected.tier {
                 let field = format!("tier of lane {lane}");
@@ -173,7 +205,9 @@ pub(super) fn check<'a>(
             }
         }
     }
+
     plans.iter().try_for_each(check_steps)?;
+
     Ok(first)
 }
 
@@ -186,6 +220,7 @@ fn check_equal<T: PartialEq + Display>(
     if found == expected {
         return Ok(());
     }
+
     Err(Fault::Disagrees {
         index,
         field: field.to_owned(),
@@ -194,23 +229,29 @@ fn check_equal<T: PartialEq + Display>(
     })
 }
 
+/// Checks the numbers of chunks, outputs and lanes of a plan, and its root.
 fn check_sizes(plan: &Plan) -> Result<(), Fault> {
     let &Plan { rank, chunks, in_place, outputs, .. } = plan;
+
     if !(1..=CHUNKS_MAX).contains(&chunks) {
         return Err(Fault::Chunks { rank, chunks });
     }
+    // In place, one buffer of the caller is both the input and the output.
     if !(1..=OUTPUTS_MAX).contains(&outputs) || (in_place && outputs > 1) {
         return Err(Fault::Outputs { rank, outputs });
     }
+
     if let Err(text) = plan.collective.check(plan.ranks as usize, in_place) {
         return Err(Fault::Collective { rank, text });
     }
+
     if plan.lanes.is_empty() {
         return Err(Fault::NoLane { rank });
     }
     if plan.lanes.len() > LANES_MAX {
         return Err(Fault::Lanes { rank, lanes: plan.lanes.len() });
     }
+
     Ok(())
 }
 
@@ -222,15 +263,18 @@ fn check_steps(plan: &Plan) -> Result<(), Fault> {
             StepCheck { plan, location }.check()?;
         }
     }
+
     Ok(())
 }
 
+/// Checks that a step names only what exists in its plan.
 struct StepCheck<'a> {
     plan: &'a Plan,
     location: Location,
 }
 
 impl StepCheck<'_> {
+    /// Checks what the step contains, and that its rank may execute such a step.
     fn check(&self) -> Result<(), Fault> {
         let own_rank = self.location.rank;
         match self.location.step {
@@ -242,6 +286,7 @@ impl StepCheck<'_> {
             Step::Reduce { cell, from } => {
                 self.check_rank(from)?;
                 self.check_cell(cell)?;
+
                 let reduces = self.plan.collective.reduces(own_rank);
                 self.check_exists(reduces && cell.block == own_rank, || {
                     let expected = match reduces {
@@ -259,10 +304,13 @@ impl StepCheck<'_> {
         }
     }
 
+    /// Checks a copy of `cell` by or from `peer`, which reads memory of `owner`.
     fn check_copy(&self, peer: Rank, cell: Cell, from: Source, owner: Rank) -> Result<(), Fault> {
         self.check_rank(peer)?;
         self.check_cell(cell)?;
         self.check_source(from)?;
+
+        // An input has only the block of its owner, and an output can have any block.
         self.check_exists(from == Source::Output || cell.block == owner, || {
             (format!("cell {cell} of the input"), format!("a cell of block {owner}"))
         })
@@ -284,7 +332,9 @@ impl StepCheck<'_> {
     }
 
     fn check_source(&self, from: Source) -> Result<(), Fault> {
-        let (location, collective) = (self.location, self.plan.collective);
+        let location = self.location;
+        let collective = self.plan.collective;
+
         match from {
             Source::Output if !collective.has_equal_outputs() => {
                 Err(Fault::UnequalOutputs { location, collective })
@@ -293,11 +343,13 @@ impl StepCheck<'_> {
         }
     }
 
+    /// Checks what a flag contains, and that plans may use it.
     fn check_flag(&self, reader: Rank, flag: Flag) -> Result<(), Fault> {
         self.check_exists(flag.lag() == 0 || self.plan.outputs > 1, || {
             let expected = "another flag, because outputs are not used in turn";
             (format!("flag {flag}"), expected.to_owned())
         })?;
+
         match flag {
             Flag::Ready { from: rank, lane }
             | Flag::Free { from: rank, lane }
@@ -328,6 +380,7 @@ impl StepCheck<'_> {
         if exists {
             return Ok(());
         }
+
         let (what, expected) = describe();
         Err(Fault::Unknown { location: self.location, what, expected })
     }

@@ -27,7 +27,8 @@ use crate::topology::Topology;
 pub struct Budget {
     /// If all ranks together have at most this many steps, the proof checks every plan in full.
     pub followed_steps: usize,
-    /// The largest number of steps of all ranks with which plans without a symmetry are checked in full.
+    /// If all ranks together have at most this many steps, the proof checks plans without a
+    /// symmetry in full.
     pub asymmetric_steps: usize,
     /// If all ranks together have at most this many steps, the proof compares every plan, instead of a sample.
     /// Plans without a symmetry are summed up instead.
@@ -42,7 +43,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// A budget without limits, with which the proof checks every plan in full.
+    /// A budget without limits, which makes the proof check every plan in full.
     pub const UNLIMITED: Self = Self {
         followed_steps: usize::MAX,
         asymmetric_steps: usize::MAX,
@@ -50,8 +51,9 @@ impl Budget {
     };
 }
 
-/// A proof needs about as much memory and time for 16 entries of vector clocks as for one step.
+/// The number of vector clock entries that cost about as much memory and time as one step.
 const CLOCK_ENTRIES_PER_STEP: usize = 16;
+/// The number of plans whose steps are counted to estimate the steps of all ranks.
 const ESTIMATE_PLANS: usize = 16;
 
 /// Proves that the plans of all ranks of a topology are correct.
@@ -68,15 +70,20 @@ pub fn prove(
 ) -> Result<Proof, Fault> {
     let source = PlanSource { algorithm, topology, shape };
     let ranks = topology.ranks();
+
     // Each followed rank has a clock with an entry for every rank.
     let clock_steps = ranks.saturating_mul(ranks) / CLOCK_ENTRIES_PER_STEP;
     let steps = source.estimated_steps()?;
     let work = steps.max(clock_steps);
+
     if work <= budget.followed_steps {
         return source.verify_all();
     }
+
+    // The share of plans that can be compared equals the share of steps that the budget allows.
     let compared = budget.compared_steps.saturating_mul(ranks) / steps.max(1);
     let sample = Sample::new(topology, compared);
+
     let is_symmetric = shape.collective.is_symmetric();
     let symmetries = is_symmetric.then(|| Symmetry::candidates(topology, shape.tiers));
     for symmetry in symmetries.into_iter().flatten() {
@@ -84,12 +91,15 @@ pub fn prove(
             return Ok(proof);
         }
     }
+
+    // No symmetry holds, so plans cannot stand for each other.
     if work <= budget.asymmetric_steps {
         return source.verify_all();
     }
     source.verify_sample(&sample, budget.followed_steps)
 }
 
+/// Makes the plans of an algorithm on demand, and verifies them.
 #[derive(Clone, Copy)]
 struct PlanSource<'a> {
     algorithm: Algorithm,
@@ -98,12 +108,17 @@ struct PlanSource<'a> {
 }
 
 impl<'a> PlanSource<'a> {
-    fn on(&self, topology: &'a Topology) -> Self {
-        let collective = self.shape.collective;
-        let collective = match collective.root() {
-            Some(root) => collective.with_root(root.min(Rank::at(topology.ranks() - 1))),
-            None => collective,
+    /// Returns the source of the same plans for a smaller topology.
+    fn for_topology(&self, topology: &'a Topology) -> Self {
+        let collective = match self.shape.collective.root() {
+            // A root that the smaller topology lacks becomes its last rank.
+            Some(root) => {
+                let last = Rank::at(topology.ranks() - 1);
+                self.shape.collective.with_root(root.min(last))
+            }
+            None => self.shape.collective,
         };
+
         Self { topology, shape: Shape { collective, ..self.shape }, ..*self }
     }
 
@@ -112,23 +127,30 @@ impl<'a> PlanSource<'a> {
         plan.map_err(|error| Fault::NotPlanned { reason: error.to_string() })
     }
 
+    /// Estimates the number of steps of all ranks from a sample of plans.
     fn estimated_steps(&self) -> Result<usize, Fault> {
         let sample = Sample::new(self.topology, ESTIMATE_PLANS);
         let mut steps = 0;
         for rank in sample.ranks() {
             steps += self.plan(rank)?.lanes.iter().map(|lane| lane.steps.len()).sum::<usize>();
         }
+
         Ok(steps.saturating_mul(self.topology.ranks()) / sample.ranks().count())
     }
 
+    /// Verifies the plans of all ranks, each in full.
     fn verify_all(&self) -> Result<Proof, Fault> {
         let ranks = Rank::all(self.topology.ranks());
         let plans = ranks.map(|rank| self.plan(rank)).collect::<Result<Vec<_>, _>>()?;
         let proof = verify(&plans)?;
         plans.iter().try_for_each(|plan| self.check_reach(plan))?;
+
         Ok(proof)
     }
 
+    /// Verifies the plans of one rank of each orbit, if the plans of the sample have the symmetry.
+    ///
+    /// Returns `Continue` if they do not have it, so that the caller tries the next symmetry.
     fn verify_representatives(
         &self,
         symmetry: Symmetry,
@@ -137,58 +159,76 @@ impl<'a> PlanSource<'a> {
         let representatives = symmetry.representatives();
         let plans: Vec<Plan> =
             representatives.iter().map(|&rank| self.plan(rank)).collect::<Result<_, _>>()?;
+
         for rank in sample.ranks() {
-            if !symmetry.matches(&plans[symmetry.number(rank)], &self.plan(rank)?) {
+            if !symmetry.matches(&plans[symmetry.representative_index(rank)], &self.plan(rank)?) {
                 return Ok(ControlFlow::Continue(()));
             }
         }
-        let (orbit, ranks) = (symmetry.orbit(), symmetry.ranks());
-        let first = plan_set::check(&plans, ranks, &representatives)?;
+
+        let first = plan_set::check(&plans, symmetry.ranks(), &representatives)?;
         plans.iter().try_for_each(|plan| self.check_reach(plan))?;
+
+        let orbit = symmetry.orbit();
         let set = PlanSet::new(&plans, symmetry);
         let flags = follow(&set)?;
+
+        // All orbits have the same number of ranks, and rotated plans have the same steps and
+        // flags.
         let mut proof = Proof::new(first, &set, &flags);
         proof.steps *= orbit;
         proof.flags *= orbit;
         proof.additions *= orbit;
+
         let compared = sample.ranks().count();
         proof.coverage = Coverage::BySymmetry { followed: representatives, compared };
         Ok(ControlFlow::Break(proof))
     }
 
+    /// Sums up the plans of the sample, and verifies all plans of a smaller topology.
     fn verify_sample(&self, sample: &Sample, followed_steps: usize) -> Result<Proof, Fault> {
         let mut sums = Sums::default();
         let ranks = self.topology.ranks();
+
         for rank in sample.ranks() {
             let plan = self.plan(rank)?;
             plan_set::check(std::slice::from_ref(&plan), ranks, &[rank])?;
             self.check_reach(&plan)?;
             sums.add(&plan);
         }
+
         let summed = sample.ranks().count();
+        // The sums are 0 only if every rank is included.
         if summed == ranks {
             sums.check()?;
         }
+
+        // The topology shrinks until its plans fit the budget. With fewer than 2 ranks, nothing
+        // would be sent.
         let mut subset = some_nodes(self.topology, ranks);
         let mut ranks_max = subset.ranks();
         let proof = loop {
-            let source = PlanSource::on(self, &subset);
+            let source = PlanSource::for_topology(self, &subset);
             if source.estimated_steps()? <= followed_steps || ranks_max <= 2 {
                 break source.verify_all()?;
             }
             ranks_max = ranks_max / 2 + 1;
             subset = some_nodes(self.topology, ranks_max);
         };
+
         let Sums { steps, flags, additions, .. } = sums;
         let coverage = Coverage::Sampled { summed, ranks: subset.ranks(), nodes: subset.nodes() };
         Ok(Proof { ranks: Rank::at(ranks).0, steps, flags, additions, coverage, ..proof })
     }
 
+    /// Checks that every lane copies and signals only to ranks that its fabric reaches.
     fn check_reach(&self, plan: &Plan) -> Result<(), Fault> {
         if !self.shape.tiers {
             return Ok(());
         }
-        let (rank, topology) = (plan.rank, self.topology);
+        let rank = plan.rank;
+        let topology = self.topology;
+
         for (id, lane) in plan.lane_ids().zip(&plan.lanes) {
             for (at, &step) in lane.steps.iter().enumerate() {
                 let (Step::Put { peer, .. } | Step::Get { peer, .. } | Step::Signal { peer, .. }) =
@@ -196,11 +236,14 @@ impl<'a> PlanSource<'a> {
                 else {
                     continue;
                 };
+
                 let is_same_node = topology.node(peer) == topology.node(rank);
                 let is_reached = match lane.tier {
                     Tier::Local => is_same_node,
+                    // A network lane also signals lanes of its own rank.
                     Tier::Network => !is_same_node || peer == rank,
                 };
+
                 if !is_reached {
                     let position = Position::Step(at + 1);
                     let location = Location { rank, lane: id, position, step };
@@ -208,15 +251,17 @@ impl<'a> PlanSource<'a> {
                 }
             }
         }
+
         Ok(())
     }
 }
 
 /// Hash sums over the plans of all ranks, which reveal missing and superfluous copies and signals.
 ///
-/// Every copy into an output adds the hash of its cell, and every cell that the output requires subtracts it; so do the signal
-/// and the wait of a flag. Unless all plans together copy every required cell once and signal every flag that they wait for,
-/// a sum differs from 0 in all but one of 2^64 cases.
+/// Every copy into an output adds the hash of its cell, and every cell that the output requires
+/// subtracts it. In the same way, a signal adds the hash of its flag, and a wait subtracts it.
+/// Unless all plans together copy every required cell once and signal every flag that they wait
+/// for, a sum differs from 0 in all but one of 2^64 cases.
 #[derive(Debug, Default)]
 struct Sums {
     cell_sum: u64,
@@ -227,14 +272,17 @@ struct Sums {
 }
 
 impl Sums {
+    /// Adds what a plan does, and subtracts what its rank requires.
     fn add(&mut self, plan: &Plan) {
         let &Plan { collective, rank, ranks, chunks, in_place, .. } = plan;
         for cell in plan_set::copied_cells(collective, rank, ranks, chunks, in_place) {
             self.cell_sum = self.cell_sum.wrapping_sub(hash_of_cell(rank, cell));
         }
+
         if collective.reduces(rank) {
             self.require_contributions(rank, ranks, chunks);
         }
+
         for lane in plan.lane_ids() {
             for step in plan.closed_lane(lane, |_| true) {
                 self.add_step(collective, rank, step);
@@ -242,22 +290,29 @@ impl Sums {
         }
     }
 
+    /// Subtracts the copies and the additions that the block of a reduction requires at `rank`.
+    ///
     /// The additions of all contributions to a cell count as the copy of the cell to the output.
     fn require_contributions(&mut self, rank: Rank, ranks: u32, chunks: u32) {
         for chunk in 0..chunks {
-            self.cell_sum =
-                self.cell_sum.wrapping_add(hash_of_cell(rank, Cell { block: rank, chunk }));
+            // `add` has subtracted the hash of the cell, but no step copies the cell.
+            let reduced = hash_of_cell(rank, Cell { block: rank, chunk });
+            self.cell_sum = self.cell_sum.wrapping_add(reduced);
+
             for from in (0..ranks).map(Rank) {
                 let cell = Cell { block: from, chunk };
                 let copied = if from == rank { 0 } else { hash_of_contribution(rank, cell) };
                 let added = hash_of_addition(rank, cell);
+
                 self.cell_sum = self.cell_sum.wrapping_sub(copied).wrapping_sub(added);
             }
         }
     }
 
+    /// Adds or subtracts the hash of a copy, an addition, a signal or a wait, and counts the step.
     fn add_step(&mut self, collective: Collective, rank: Rank, step: Step) {
         self.steps += 1;
+
         match step {
             Step::Put { peer, cell, .. } if step.contributes(collective) => {
                 self.cell_sum = self.cell_sum.wrapping_add(hash_of_contribution(peer, cell));
@@ -277,6 +332,7 @@ impl Sums {
                 self.flag_sum = self.flag_sum.wrapping_add(hash_of_flag(peer, flag));
             }
             Step::Wait { flag } => {
+                // A flag has one wait in a start, so the waits are counted.
                 self.flags += 1;
                 self.flag_sum = self.flag_sum.wrapping_sub(hash_of_flag(rank, flag));
             }
@@ -285,6 +341,7 @@ impl Sums {
 
     fn check(&self) -> Result<(), Fault> {
         let mismatch = |what| Err(Fault::SumMismatch { what });
+
         match (self.cell_sum, self.flag_sum) {
             (0, 0) => Ok(()),
             (0, _) => mismatch("expected one signal for each wait"),
@@ -294,6 +351,7 @@ impl Sums {
 }
 
 fn hash_of_cell(owner: Rank, Cell { block, chunk }: Cell) -> u64 {
+    // The last word keeps the hashes of cells, contributions and additions apart.
     hash([owner.0, block.0, chunk, 0])
 }
 
@@ -305,8 +363,12 @@ fn hash_of_addition(owner: Rank, Cell { block, chunk }: Cell) -> u64 {
     hash([owner.0, block.0, chunk, u32::MAX - 1])
 }
 
+/// Returns the hash of a flag, which is one sum for its signal and its wait.
 fn hash_of_flag(reader: Rank, flag: Flag) -> u64 {
+    // Five numbers do not fit in one hash, so flags of chunks are the sum of two. The kinds are
+    // below 8, and the lanes of chunks from 8 on.
     let of_kind = |kind, LaneId(lane), rank: Rank| hash([reader.0, rank.0, lane, kind]);
+
     match flag {
         Flag::Arrived { cell: Cell { block, chunk }, lane } => {
             let of_chunk = hash([reader.0, block.0, chunk, lane.0 + 8]);
@@ -324,28 +386,38 @@ fn hash_of_flag(reader: Rank, flag: Flag) -> u64 {
     }
 }
 
+/// Returns a hash of four numbers.
 fn hash([a, b, c, d]: [u32; 4]) -> u64 {
+    // `mix` maps 0 to 0, and a hash of 0 would not change a sum. The increment moves that case to
+    // other numbers.
     let first = mix((u64::from(a) << 32 | u64::from(b)) ^ SPLIT_MIX_INCREMENT);
     mix(first ^ (u64::from(c) << 32 | u64::from(d)))
 }
 
-/// The selected ranks depend only on the topology, so all ranks of a group select the same.
+/// Stores the ranks whose plans are compared or summed up.
+///
+/// The selection depends only on the topology, so all ranks of a group make the same selection.
 #[derive(Clone, Debug)]
 struct Sample {
     ranks: Vec<Rank>,
 }
 
 impl Sample {
+    /// Selects at most `ranks_max` ranks, but at least the first and the last.
     fn new(topology: &Topology, ranks_max: usize) -> Self {
         let ranks = topology.ranks();
         if ranks_max >= ranks {
             return Self { ranks: Rank::all(ranks).collect() };
         }
+
         let mut random = SplitMix64::new(topology);
+        // The first and the last rank are always included, because the ends of rings and of rows
+        // are special cases.
         let mut selected = vec![Rank(0), Rank::at(ranks - 1)];
         selected.extend((2..ranks_max).map(|_| Rank::at(random.below(ranks))));
         selected.sort_unstable();
         selected.dedup();
+
         Self { ranks: selected }
     }
 
@@ -354,44 +426,58 @@ impl Sample {
     }
 }
 
-/// The smaller topology has the smallest node, the largest node, and pseudo-random others. If one node is too large,
-/// some of its ranks are left out.
+/// Returns a topology of some nodes of `topology`, with at most `ranks_max` ranks.
+///
+/// It has the smallest node, the largest node if there is space, and pseudo-random others. If the
+/// first node is too large, some of its ranks are left out.
 fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
     let members = |node: usize| topology.members(Rank::at(node).0);
+
     let nodes = topology.nodes();
     let mut random = SplitMix64::new(topology);
     let by_size = |node: &usize| members(*node).len();
     let extremes = [(0..nodes).min_by_key(by_size), (0..nodes).max_by_key(by_size)];
+
     let mut selected: Vec<usize> = Vec::new();
     let mut ranks_left = ranks_max;
+    // Random draws may miss nodes, so all nodes follow in order and fill the rest.
     let candidates = (0..4 * nodes).map(|_| random.below(nodes)).chain(0..nodes);
     for node in extremes.into_iter().flatten().chain(candidates) {
+        // A node that is larger than the limit can only be the first, and is cut below.
         let fits = members(node).len() <= ranks_left || selected.is_empty();
         if fits && !selected.contains(&node) {
             ranks_left = ranks_left.saturating_sub(members(node).len());
             selected.push(node);
         }
     }
+
     let kept = |node: usize| members(node).iter().take(ranks_max.max(1)).copied();
     let mut ranks: Vec<(Rank, usize)> =
         selected.iter().flat_map(|&node| kept(node).map(move |rank| (rank, node))).collect();
     ranks.sort_unstable();
+
+    // The nodes keep their order and are numbered without gaps, as a topology requires.
     selected.sort_unstable();
-    let number = |node| Rank::at(selected.partition_point(|&other| other < node)).0;
-    let node_of_rank: Vec<u32> = ranks.into_iter().map(|(_, node)| number(node)).collect();
+    let new_number = |node| Rank::at(selected.partition_point(|&other| other < node)).0;
+    let node_of_rank: Vec<u32> = ranks.into_iter().map(|(_, node)| new_number(node)).collect();
+
     Topology::of_nodes(&node_of_rank).expect("there is a rank, and the nodes are numbered anew")
 }
 
+/// The increment of SplitMix64, which is 2^64 divided by the golden ratio.
 const SPLIT_MIX_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// A SplitMix64 generator, whose numbers are equal in every version and on every machine.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
+    /// Creates a generator whose seed depends on the node of every rank.
     fn new(topology: &Topology) -> Self {
         let mut random = Self(topology.ranks() as u64);
         for &node in topology.node_of_rank() {
             random.0 = random.next() ^ u64::from(node);
         }
+
         random
     }
 
@@ -401,12 +487,14 @@ impl SplitMix64 {
     }
 
     fn below(&mut self, limit: usize) -> usize {
+        // The limits are far below 2^64, so the bias of the remainder does not matter.
         usize::try_from(self.next() % limit as u64).expect("below a usize")
     }
 }
 
+/// Returns `number` with all its bits mixed, by the last function of SplitMix64.
 fn mix(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
+    let first = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let second = (first ^ (first >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    second ^ (second >> 31)
 }

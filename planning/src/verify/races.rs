@@ -23,6 +23,7 @@ use super::happens_before::{Event, HappensBefore, VectorClocks};
 use super::plan_set::PlanSet;
 use crate::plan::{Cell, LaneId, Source, Step};
 
+/// Checks that no lane of a followed rank reads or writes memory too early.
 pub(super) fn check(set: &PlanSet, flags: &Flags, copies: &Copies) -> Result<(), Fault> {
     let mut check = RaceCheck {
         set,
@@ -34,21 +35,27 @@ pub(super) fn check(set: &PlanSet, flags: &Flags, copies: &Copies) -> Result<(),
         clocks: VectorClocks::new(set.lanes_per_rank, set.all_lanes()),
         later: None,
     };
+
     set.followed_ranks().try_for_each(|(rank, home)| check.check_rank(rank, home))?;
+
     check.later.map_or(Ok(()), |(_, fault)| Err(fault))
 }
 
+/// Checks the followed ranks one after the other, and stores what the lanes of a rank know.
 struct RaceCheck<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
     copies: &'a Copies,
     completions: Completions,
+    /// For each signal, how far the other lanes of its rank had come.
     sibling_times: SiblingTimes,
     happens_before: HappensBefore<'a>,
     clocks: VectorClocks,
+    /// The earliest fault that does not show in start 1, with its start.
     later: Option<(u32, Fault)>,
 }
 
+/// The fact that a lane came to a step, `age` starts before the start that is examined.
 #[derive(Clone, Copy)]
 struct Fact {
     rank: Rank,
@@ -58,19 +65,24 @@ struct Fact {
 }
 
 impl Fact {
+    /// Returns the fact that `rank` entered a start.
     fn entered(rank: Rank, age: u32) -> Self {
         Self { rank, lane: LaneId::HOME, at: 0, age }
     }
 
+    /// Returns the fact that a lane passed a wait.
     fn passed(Wait { rank, lane, at }: Wait, age: u32) -> Self {
         Self { rank, lane, at: at + 1, age }
     }
 }
 
+/// The step that is examined.
 #[derive(Clone, Copy)]
 struct Current {
     rank: Rank,
+    /// The index of lane 0 of the rank in the plan set.
     home: usize,
+    /// The lane of the step, counted from lane 0 of the rank.
     lane: usize,
     at: usize,
 }
@@ -86,112 +98,157 @@ impl RaceCheck<'_> {
         self.set.outputs.into()
     }
 
+    /// Runs the lanes of a rank through all starts, and examines the last start.
     fn check_rank(&mut self, rank: Rank, home: usize) -> Result<(), Fault> {
         self.clocks.clear();
-        let (set, flags) = (self.set, self.flags);
+
+        let set = self.set;
+        let flags = self.flags;
         for start in 0..=self.last_start() {
             run_start(set, flags, home, |Visit { lane, at, kind }| {
-                let current = Current { rank, home, lane, at };
-                let entry = set.clock_index(rank, LaneId(Rank::at(lane).0));
-                self.clocks.advance(lane, entry, self.happens_before.time(start, at));
-                if start == self.last_start() {
-                    self.check_step(current)?;
-                }
-                match kind {
-                    VisitKind::Copy | VisitKind::Signal => {}
-                    VisitKind::RemoteWait => self.merge_remote(current, start),
-                    VisitKind::LocalWait { writer, snapshot } => {
-                        self.clocks.merge(lane, writer, snapshot);
-                    }
-                }
-                Ok(self.clocks.snapshot(lane))
+                self.visit(Current { rank, home, lane, at }, start, kind)
             })?;
+
+            // The time after the last step of lane 0 says that the rank has ended the start.
             let steps = set.lanes[home].steps.len();
             let entry = set.clock_index(rank, LaneId::HOME);
             self.clocks.advance(0, entry, self.happens_before.time(start, steps));
         }
+
         self.check_end(Current { rank, home, lane: 0, at: set.lanes[home].steps.len() })
     }
 
+    /// Updates the clock of a lane at one of its steps, and checks the step if its start is the
+    /// last.
+    ///
+    /// Returns a snapshot of the clock after the step.
+    fn visit(&mut self, current: Current, start: i64, kind: VisitKind) -> Result<usize, Fault> {
+        let Current { rank, lane, at, .. } = current;
+        let entry = self.set.clock_index(rank, LaneId(Rank::at(lane).0));
+        self.clocks.advance(lane, entry, self.happens_before.time(start, at));
+
+        // The starts before the last only show what lanes know of earlier starts.
+        if start == self.last_start() {
+            self.check_step(current)?;
+        }
+
+        match kind {
+            VisitKind::Copy | VisitKind::Signal => {}
+            VisitKind::RemoteWait => self.merge_remote(current, start),
+            VisitKind::LocalWait { writer, snapshot } => {
+                self.clocks.merge(lane, writer, snapshot);
+            }
+        }
+
+        Ok(self.clocks.snapshot(lane))
+    }
+
+    /// Adds to the clock of a lane what a signal of another rank tells it.
+    ///
+    /// The signal tells how far its lane had come, and the other lanes of its rank as far as it
+    /// knew.
     fn merge_remote(&mut self, Current { home, lane, at, .. }: Current, start: i64) {
         let flag_use = self.flags.of_step(home + lane, at);
         let (writer, signal) = flag_use.signal;
-        let start = start - self.set.lag(home + lane, at);
-        if start < 0 {
-            // The first starts find unused memory, and learn nothing from flags of earlier ones.
+
+        let signal_start = start - self.set.lag(home + lane, at);
+        if signal_start < 0 {
+            // The first starts find unused memory, and learn nothing from flags of earlier starts.
             return;
         }
+
         let entry = self.set.clock_index(flag_use.writer, self.set.lanes[writer].lane);
-        self.clocks.advance(lane, entry, self.happens_before.time(start, signal));
+        self.clocks.advance(lane, entry, self.happens_before.time(signal_start, signal));
+
         let lanes = self.set.lanes_per_rank;
         if let Some(times) = self.sibling_times.get(writer) {
             let first = self.set.clock_index(flag_use.writer, LaneId::HOME);
+            // The times of siblings are relative to the beginning of the start.
             for (sibling, time) in times[signal * lanes..][..lanes].iter().enumerate() {
-                let time = self.happens_before.time(start, 0) + time;
+                let time = self.happens_before.time(signal_start, 0) + time;
                 self.clocks.advance(lane, first + sibling, time);
             }
         }
     }
 
+    /// Returns whether a fact happens before the current step.
     fn knows(&mut self, current: Current, fact: Fact) -> bool {
         self.is_implied(current, fact) || self.is_found(current, fact)
     }
 
+    /// Returns the logical time of a fact.
     fn time(&self, fact: Fact) -> i64 {
         self.happens_before.time(self.last_start() - i64::from(fact.age), fact.at)
     }
 
+    /// Returns whether the clock shows a fact, or implies it by a later fact of the same rank.
     fn is_implied(&self, current: Current, fact: Fact) -> bool {
         let entry = self.set.clock_index(fact.rank, fact.lane);
         if self.clocks.time(current.lane, entry) >= self.time(fact) {
             return true;
         }
+
         // A rank that has entered a start has ended the one before. If its output then held a block of every rank,
         // every rank had entered that start, because each block comes from the input of its provider, from copy to
         // copy. So every rank has entered the start before, and ended the one before that. The collective decides for
         // which ranks this holds; the root of a broadcast gets no data from others. (A cell that does not come from an
         // input is a fault of the first start, which is reported whatever is concluded here.)
         let Some(age) = fact.age.checked_sub(1) else { return false };
+
         if fact.at > 0 || fact.lane != LaneId::HOME {
+            // The end of lane 0 includes the end of a lane that joins it.
             let lane = self.set.followed_lane(fact.rank, fact.lane);
             let joins_home = self.completions.joins_home(lane);
             return joins_home && self.is_implied(current, Fact::entered(fact.rank, age));
         }
+
         if !self.set.collective.hears_from_everyone(current.rank, self.set.ranks) {
             return false;
         }
+
         let own = self.set.clock_index(current.rank, LaneId::HOME);
         self.clocks.time(current.lane, own) >= self.time(Fact::entered(current.rank, age))
     }
 
+    /// Returns whether a search finds that a fact happens before the current step.
     fn is_found(&mut self, current: Current, fact: Fact) -> bool {
-        let (entry, time) = (self.set.clock_index(fact.rank, fact.lane), self.time(fact));
         let lane = self.set.lanes[current.home + current.lane].lane;
         let now = self.happens_before.time(self.last_start(), current.at);
         let later = Event { rank: current.rank, lane, time: now };
+        let time = self.time(fact);
         let earlier = Event { rank: fact.rank, lane: fact.lane, time };
+
         let is_found = self.happens_before.precedes(earlier, later);
         if is_found {
+            // The next question about the lane of this fact may then need no search.
+            let entry = self.set.clock_index(fact.rank, fact.lane);
             self.clocks.advance(current.lane, entry, time);
         }
+
         is_found
     }
 
+    /// Returns whether the current step comes after any of these waits.
+    ///
+    /// The waits are stored for a followed rank, and `owner` is the rank that it represents.
     fn knows_any(&mut self, current: Current, owner: Rank, waits: WaitRange) -> bool {
         let symmetry = &self.set.symmetry;
         let rotation = symmetry.rotation_of(owner);
         let fact = |wait: Wait| {
             Fact::passed(Wait { rank: symmetry.rotated(rotation, wait.rank), ..wait }, 0)
         };
+
         // The search is expensive, so the clock is asked for every wait first.
         self.completions.waits(waits).any(|wait| self.is_implied(current, fact(wait)))
             || waits.indices().any(|wait| self.is_found(current, fact(self.completions.wait(wait))))
     }
 
+    /// Returns whether a cell has arrived in the output of `rank`.
     fn knows_copied(&mut self, current: Current, rank: Rank, cell: Cell) -> bool {
-        self.knows_arrived(current, rank, cell, Copies::of)
+        self.knows_arrived(current, rank, cell, Copies::copy_of_cell)
     }
 
+    /// Returns whether the copy that `find` selects has arrived in a buffer of `rank`.
     fn knows_arrived(
         &mut self,
         current: Current,
@@ -204,18 +261,21 @@ impl RaceCheck<'_> {
         let representative = symmetry.rotated(back, rank);
         let cell = symmetry.rotated_cell(back, cell);
         let Some(copy) = find(self.copies, self.set, representative, cell) else { return false };
+
         let (lane, at) = copy.step;
+        // What follows the additions in their lane reads the result.
         let is_sum = matches!(self.set.lanes[lane].steps[at], Step::Reduce { .. });
         let is_own = rank == current.rank && lane == current.home + current.lane;
         if is_sum && is_own && at < current.at {
-            // What follows the additions in their lane reads the result.
             return true;
         }
+
         let owner = symmetry.rotated(symmetry.rotation_of(rank), copy.rank);
         let waits = self.completions.of_copy(copy.step);
         self.knows_any(current, owner, waits)
     }
 
+    /// Checks that a step neither uses memory nor signals a flag too early.
     fn check_step(&mut self, current: Current) -> Result<(), Fault> {
         let own_rank = current.rank;
         match current.location(self.set).step {
@@ -231,6 +291,7 @@ impl RaceCheck<'_> {
         }
     }
 
+    /// Checks that the source of a copy has arrived and that its target may be overwritten.
     fn check_copy(
         &mut self,
         current: Current,
@@ -244,40 +305,50 @@ impl RaceCheck<'_> {
         } else {
             self.knows_copied(current, source, cell)
         };
+        // A fact of the same start is missing in every start, so the first one is reported.
         if !has_arrived {
             return Err(Fault::ReadEarly { location: current.location(self.set), start: 1 });
         }
+
         if let Some(start) = self.start_in_use(current, target) {
             let location = current.location(self.set);
             return self.refuse(start, Fault::PeerInUse { location, peer: target, start });
         }
+
         // In place, a result overwrites a contribution of the target, which must have been read.
-        let given = Cell { block: target, chunk: cell.chunk };
+        let contribution = Cell { block: target, chunk: cell.chunk };
         let overwrites = self.set.in_place && self.set.collective.is_reduction();
         if overwrites
             && from == Source::Output
-            && !self.knows_arrived(current, cell.block, given, Copies::of_contribution)
+            && !self.knows_arrived(current, cell.block, contribution, Copies::copy_of_contribution)
         {
             let location = current.location(self.set);
             return Err(Fault::PeerInUse { location, peer: target, start: 1 });
         }
+
         Ok(())
     }
 
+    /// Checks that a contribution has arrived and that the output may be overwritten.
     fn check_reduce(&mut self, current: Current, cell: Cell, from: Rank) -> Result<(), Fault> {
         let own_rank = current.rank;
         let contribution = Cell { block: from, chunk: cell.chunk };
         let has_arrived = match from == own_rank {
             true => self.knows(current, Fact::entered(own_rank, 0)),
-            false => self.knows_arrived(current, own_rank, contribution, Copies::of_contribution),
+            false => {
+                self.knows_arrived(current, own_rank, contribution, Copies::copy_of_contribution)
+            }
         };
+
         if !has_arrived {
             return Err(Fault::ReadEarly { location: current.location(self.set), start: 1 });
         }
+
         if let Some(start) = self.start_in_use(current, own_rank) {
             let location = current.location(self.set);
             return self.refuse(start, Fault::PeerInUse { location, peer: own_rank, start });
         }
+
         Ok(())
     }
 
@@ -290,32 +361,45 @@ impl RaceCheck<'_> {
         (!self.knows(current, Fact::entered(target, age))).then_some(age + 1)
     }
 
+    /// Returns a fault of start 1, and stores the earliest fault of later starts.
     fn refuse(&mut self, start: u32, fault: Fault) -> Result<(), Fault> {
+        // A fault of start 1 ends the check, so it takes precedence over stored faults.
         if start == 1 {
             return Err(fault);
         }
+
         if self.later.as_ref().is_none_or(|&(first, _)| start < first) {
             self.later = Some((start, fault));
         }
+
         Ok(())
     }
 
+    /// Checks that the reader of a flag has consumed the last signal.
     fn check_signal(&mut self, current: Current, peer: Rank) -> Result<(), Fault> {
         let (reader, at) = self.flags.of_step(current.home + current.lane, current.at).wait;
         let wait = Wait { rank: peer, lane: self.set.lanes[reader].lane, at };
+
         // The flag was last signalled `outputs` starts ago.
         let lag = self.set.lanes[reader].lag(at);
         let age = self.set.outputs.saturating_sub(lag);
+
         if self.knows(current, Fact::passed(wait, age)) {
             return Ok(());
         }
-        let (location, start) = (current.location(self.set), age + 1);
+
+        let location = current.location(self.set);
+        let start = age + 1;
         self.refuse(start, Fault::NotConsumed { location, start })
     }
 
+    /// Checks that at the end of lane 0 no lane reads sources, and that the output is complete.
     fn check_end(&mut self, current: Current) -> Result<(), Fault> {
         let Current { rank, home, .. } = current;
-        let (set, start) = (self.set, 1);
+        let set = self.set;
+        // What the end of a start lacks, the end of every start lacks.
+        let start = 1;
+
         for number in home + 1..home + set.lanes_per_rank {
             let waits = self.completions.of_lane_end(number);
             if !set.lanes[number].steps.is_empty() && !self.knows_any(current, rank, waits) {
@@ -323,6 +407,8 @@ impl RaceCheck<'_> {
                 return Err(Fault::SourceInUse { rank, lane, start });
             }
         }
+
+        // The list is copied, because `knows_any` changes `self`.
         for getter in self.completions.getters(set, rank).to_vec() {
             let lane = set.lanes[getter.lane].lane;
             let is_own = getter.rank == rank && lane == LaneId::HOME;
@@ -330,8 +416,9 @@ impl RaceCheck<'_> {
                 return Err(Fault::PeerReads { rank, peer: getter.rank, lane, start });
             }
         }
+
         let copies = self.copies;
-        for copy in copies.of_output(set, rank) {
+        for copy in copies.copies_of_output(set, rank) {
             let cell = copy.cell;
             let lane = set.lanes[copy.step.0].lane;
             // Copies of lane 0 itself are complete when it has ended.
@@ -340,21 +427,29 @@ impl RaceCheck<'_> {
                 return Err(Fault::NotArrived { rank, cell, start });
             }
         }
+
         Ok(())
     }
 }
 
+/// For each step of each followed lane, the times of all lanes of its rank.
 type SiblingTimes = Vec<Vec<i64>>;
 
+/// Returns how far the lanes of a rank have come at each of its signals, as far as the signalling
+/// lane knows.
+///
+/// The times are relative to the start of the signal. They are empty if a rank has only one lane.
 fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     let lanes = set.lanes_per_rank;
     let mut sibling_times = SiblingTimes::new();
     if lanes == 1 {
         return sibling_times;
     }
+
     let happens_before = HappensBefore::new(set, flags);
     sibling_times.extend(set.lanes.iter().map(|lane| vec![0; lane.steps.len() * lanes]));
     let mut clocks = VectorClocks::new(lanes, lanes);
+
     for (_, home) in set.followed_ranks() {
         clocks.clear();
         for start in 0..=i64::from(set.outputs) {
@@ -367,10 +462,11 @@ fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
                     }
                     VisitKind::Signal => {
                         clocks.advance(lane, lane, happens_before.time(start, at));
-                        let known = (0..lanes).map(|other| clocks.time(lane, other) - start_time);
-                        let slots = &mut sibling_times[home + lane][at * lanes..];
-                        for (slot, time) in slots.iter_mut().zip(known) {
-                            *slot = time;
+                        // Each start overwrites the times of the start before, and only the last
+                        // start knows all facts.
+                        let times = &mut sibling_times[home + lane][at * lanes..][..lanes];
+                        for (sibling, time) in times.iter_mut().enumerate() {
+                            *time = clocks.time(lane, sibling) - start_time;
                         }
                     }
                 }
@@ -379,22 +475,34 @@ fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
             .expect("this visit returns no fault");
         }
     }
+
     sibling_times
 }
 
+/// A step that a lane executes next in [`run_start`].
 struct Visit {
     lane: usize,
     at: usize,
     kind: VisitKind,
 }
 
+/// What a step does to the clock of its lane.
 enum VisitKind {
     Copy,
     Signal,
+    /// A wait for a signal of another rank.
     RemoteWait,
-    LocalWait { writer: usize, snapshot: usize },
+    /// A wait for a signal of the same rank, with the clock of its writer at the signal.
+    LocalWait {
+        writer: usize,
+        snapshot: usize,
+    },
 }
 
+/// Runs the lanes of one rank through a start, and calls `visit` for each step in a possible order.
+///
+/// `visit` returns a snapshot of the clock of the lane after the step. Waits for signals of other
+/// ranks pass at once, because no deadlock was found.
 fn run_start(
     set: &PlanSet,
     flags: &Flags,
@@ -405,10 +513,12 @@ fn run_start(
     let mut next = vec![0; set.lanes_per_rank];
     let mut snapshots: HashMap<(usize, usize), usize> = HashMap::new();
     let mut progressed = true;
+
     while progressed {
         progressed = false;
         for (lane, next) in next.iter_mut().enumerate() {
             let number = home + lane;
+            // A lane runs until it waits for a signal of its own rank that has not been visited.
             while let Some(step) = set.lanes[number].steps.get(*next) {
                 let at = *next;
                 let kind = match step {
@@ -425,15 +535,18 @@ fn run_start(
                         }
                     }
                 };
+
                 let is_to_own_rank = matches!(step, Step::Signal { peer, .. } if *peer == rank);
                 let snapshot = visit(Visit { lane, at, kind })?;
                 if is_to_own_rank {
                     snapshots.insert((number, at), snapshot);
                 }
+
                 *next += 1;
                 progressed = true;
             }
         }
     }
+
     Ok(())
 }

@@ -8,18 +8,23 @@ use peerlane_hal::Rank;
 use crate::plan::{Cell, Flag, Plan, Step};
 use crate::topology::Topology;
 
+/// A cyclic shift of the rows and the columns of a grid of ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rotation {
     rows: u32,
     columns: u32,
 }
 
+/// A grid of ranks, with the directions in which plans can be rotated.
 #[derive(Clone, Debug)]
 pub(super) struct Symmetry {
+    /// The ranks, row by row.
     grid: Vec<Rank>,
+    /// The row and the column of each rank.
     positions: Vec<(u32, u32)>,
     rows: u32,
     columns: u32,
+    /// Whether rotations shift rows, and whether they shift columns.
     shifts: (bool, bool),
 }
 
@@ -28,32 +33,43 @@ impl Symmetry {
         Self::new(Rank::all(ranks).collect(), 1, (false, false))
     }
 
-    /// Returns the symmetries that plans for a topology can have, those with the fewest orbits first. With
-    /// `keeps_nodes`, ranks of one node stay on one node.
+    /// Returns the symmetries that plans for a topology can have, those with the fewest orbits
+    /// first.
+    ///
+    /// With `keeps_nodes`, ranks of one node stay on one node.
     pub(super) fn candidates(topology: &Topology, keeps_nodes: bool) -> Vec<Self> {
-        let one_row_each = || Self::new(Rank::all(topology.ranks()).collect(), 1, (true, false));
         let nodes = || (0u32..).take(topology.nodes());
         let columns = topology.members(0).len();
         let is_even = nodes().all(|node| topology.members(node).len() == columns);
+
         let mut candidates = Vec::new();
+
+        // A rotation of all ranks moves ranks to other nodes, unless there is only one node.
         if !keeps_nodes || topology.nodes() == 1 {
-            candidates.push(one_row_each());
+            let grid = Rank::all(topology.ranks()).collect();
+            candidates.push(Self::new(grid, 1, (true, false)));
         }
+
+        // A grid has a row for each node, so all nodes need the same number of ranks.
         if is_even && topology.nodes() > 1 {
             let grid: Vec<Rank> =
                 nodes().flat_map(|node| topology.members(node)).copied().collect();
             candidates.push(Self::new(grid.clone(), columns, (true, true)));
             candidates.push(Self::new(grid, columns, (true, false)));
         }
+
         candidates
     }
 
     fn new(grid: Vec<Rank>, columns: usize, shifts: (bool, bool)) -> Self {
-        let (rows, columns) = (Rank::at(grid.len() / columns).0, Rank::at(columns).0);
+        let rows = Rank::at(grid.len() / columns).0;
+        let columns = Rank::at(columns).0;
+
         let mut positions = vec![(0, 0); grid.len()];
-        for (at, rank) in (0u32..).zip(&grid) {
-            positions[rank.index()] = (at / columns, at % columns);
+        for (index, rank) in (0u32..).zip(&grid) {
+            positions[rank.index()] = (index / columns, index % columns);
         }
+
         Self { grid, positions, rows, columns, shifts }
     }
 
@@ -61,6 +77,7 @@ impl Symmetry {
         self.grid.len()
     }
 
+    /// Returns one rank of each orbit, in the order of the grid.
     pub(super) fn representatives(&self) -> Vec<Rank> {
         self.grid
             .iter()
@@ -69,42 +86,55 @@ impl Symmetry {
             .collect()
     }
 
+    /// Returns the number of ranks of each orbit.
     pub(super) fn orbit(&self) -> usize {
-        let of = |shifts, count| if shifts { count as usize } else { 1 };
-        of(self.shifts.0, self.rows) * of(self.shifts.1, self.columns)
+        let positions = |shifts, count| if shifts { count as usize } else { 1 };
+        positions(self.shifts.0, self.rows) * positions(self.shifts.1, self.columns)
     }
 
-    pub(super) fn number(&self, rank: Rank) -> usize {
+    /// Returns the index of the rank that represents `rank` among all representatives.
+    pub(super) fn representative_index(&self, rank: Rank) -> usize {
         let (row, column) = self.positions[rank.index()];
         let row = if self.shifts.0 { 0 } else { row };
         let column = if self.shifts.1 { 0 } else { column };
+
         // Only whole rows and whole columns are represented by others, so the numbers have no gap.
         let columns = if self.shifts.1 { 1 } else { self.columns };
+
         row as usize * columns as usize + column as usize
     }
 
+    /// Returns the rotation that turns the representative of `rank` into `rank`.
     pub(super) fn rotation_of(&self, rank: Rank) -> Rotation {
         let (row, column) = self.positions[rank.index()];
-        let of = |shifts, by| if shifts { by } else { 0 };
-        Rotation { rows: of(self.shifts.0, row), columns: of(self.shifts.1, column) }
+        Rotation {
+            rows: if self.shifts.0 { row } else { 0 },
+            columns: if self.shifts.1 { column } else { 0 },
+        }
     }
 
+    /// Returns the rotation that turns `rank` into its representative.
     pub(super) fn rotation_back(&self, rank: Rank) -> Rotation {
         let Rotation { rows, columns } = self.rotation_of(rank);
         let back = |by, count| if by == 0 { 0 } else { count - by };
         Rotation { rows: back(rows, self.rows), columns: back(columns, self.columns) }
     }
 
+    /// Returns the rank to which a rotation moves `rank`.
     pub(super) fn rotated(&self, rotation: Rotation, rank: Rank) -> Rank {
         if rotation == Rotation::default() {
             return rank;
         }
+
+        // Comparing before adding keeps the sum below `count`, so it cannot overflow.
         let shifted = |at: u32, by: u32, count: u32| {
             if at >= count - by { at - (count - by) } else { at + by }
         };
+
         let (row, column) = self.positions[rank.index()];
         let row = shifted(row, rotation.rows, self.rows);
         let column = shifted(column, rotation.columns, self.columns);
+
         self.grid[(row * self.columns + column) as usize]
     }
 
@@ -112,6 +142,7 @@ impl Symmetry {
         Cell { block: self.rotated(rotation, cell.block), chunk: cell.chunk }
     }
 
+    /// Returns a flag with all its ranks rotated.
     pub(super) fn rotated_flag(&self, rotation: Rotation, flag: Flag) -> Flag {
         match flag {
             Flag::Ready { from, lane } => Flag::Ready { from: self.rotated(rotation, from), lane },
@@ -123,19 +154,28 @@ impl Symmetry {
             Flag::Contributed { cell, lane } => {
                 Flag::Contributed { cell: self.rotated_cell(rotation, cell), lane }
             }
+            // These flags connect lanes of one rank, and contain no rank.
             Flag::Go { .. } | Flag::Sent { .. } => flag,
         }
     }
 
+    /// Returns a step with all its ranks rotated.
     pub(super) fn rotated_step(&self, rotation: Rotation, step: Step) -> Step {
-        let (to, of) =
-            (|rank| self.rotated(rotation, rank), |cell| self.rotated_cell(rotation, cell));
+        let rank_of = |rank| self.rotated(rotation, rank);
+        let cell_of = |cell| self.rotated_cell(rotation, cell);
+
         match step {
-            Step::Put { peer, cell, from } => Step::Put { peer: to(peer), cell: of(cell), from },
-            Step::Get { peer, cell, from } => Step::Get { peer: to(peer), cell: of(cell), from },
-            Step::Reduce { cell, from } => Step::Reduce { cell: of(cell), from: to(from) },
+            Step::Put { peer, cell, from } => {
+                Step::Put { peer: rank_of(peer), cell: cell_of(cell), from }
+            }
+            Step::Get { peer, cell, from } => {
+                Step::Get { peer: rank_of(peer), cell: cell_of(cell), from }
+            }
+            Step::Reduce { cell, from } => {
+                Step::Reduce { cell: cell_of(cell), from: rank_of(from) }
+            }
             Step::Signal { peer, flag } => {
-                Step::Signal { peer: to(peer), flag: self.rotated_flag(rotation, flag) }
+                Step::Signal { peer: rank_of(peer), flag: self.rotated_flag(rotation, flag) }
             }
             Step::Wait { flag } => Step::Wait { flag: self.rotated_flag(rotation, flag) },
         }
@@ -151,10 +191,13 @@ impl Symmetry {
         plan
     }
 
+    /// Returns whether a plan is the rotated plan of its representative.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         let rotation = self.rotation_of(plan.rank);
-        let Plan { collective, algorithm, rank: _, ranks, chunks, in_place, .. } = plan;
-        let Plan { outputs, flags, lanes, .. } = plan;
+
+        // The pattern has every field of a plan, so that a new field is not forgotten here.
+        let Plan { collective, algorithm, rank: _, ranks, chunks, in_place, outputs, flags, lanes } =
+            plan;
         let agrees = *collective == representative.collective
             && *algorithm == representative.algorithm
             && *ranks == representative.ranks
@@ -163,11 +206,14 @@ impl Symmetry {
             && *outputs == representative.outputs
             && *flags == representative.flags
             && lanes.len() == representative.lanes.len();
-        agrees
-            && lanes.iter().zip(&representative.lanes).all(|(lane, other)| {
-                let rotated = || other.steps.iter().map(|&step| self.rotated_step(rotation, step));
-                lane.tier == other.tier && lane.steps.iter().copied().eq(rotated())
-            })
+        if !agrees {
+            return false;
+        }
+
+        lanes.iter().zip(&representative.lanes).all(|(lane, other)| {
+            let rotated = other.steps.iter().map(|&step| self.rotated_step(rotation, step));
+            lane.tier == other.tier && lane.steps.iter().copied().eq(rotated)
+        })
     }
 }
 
@@ -185,7 +231,7 @@ mod tests {
                 let representatives = symmetry.representatives();
                 assert_eq!(representatives.len() * symmetry.orbit(), topology.ranks());
                 for rank in Rank::all(topology.ranks()) {
-                    let representative = representatives[symmetry.number(rank)];
+                    let representative = representatives[symmetry.representative_index(rank)];
                     assert_eq!(symmetry.rotated(symmetry.rotation_of(rank), representative), rank);
                     assert_eq!(
                         symmetry.rotated(symmetry.rotation_back(rank), rank),

@@ -72,7 +72,8 @@ fn a_fault_of_a_representative_is_a_fault_of_all() {
                 let shape = Shape { outputs, tiers, ..Shape::default() };
                 let plans = schedule::plans(algorithm, &topology, shape).unwrap();
                 for symmetry in Symmetry::candidates(&topology, tiers) {
-                    let representative = |rank| symmetry.representatives()[symmetry.number(rank)];
+                    let representative =
+                        |rank| symmetry.representatives()[symmetry.representative_index(rank)];
                     let matches = |plan: &Plan| {
                         symmetry.matches(&plans[representative(plan.rank).index()], plan)
                     };
@@ -101,7 +102,9 @@ fn check_changes(plans: &[Plan], symmetry: &Symmetry) -> usize {
                     steps.swap(at, at + 1);
                 }
                 let all: Vec<Plan> = Rank::all(plans.len())
-                    .map(|rank| symmetry.rotated_plan(&few[symmetry.number(rank)], rank))
+                    .map(|rank| {
+                        symmetry.rotated_plan(&few[symmetry.representative_index(rank)], rank)
+                    })
                     .collect();
                 let by_symmetry = plan_set::check(&few, plans.len(), &representatives)
                     .and_then(|_| follow(&PlanSet::new(&few, symmetry.clone())).map(|_| ()));
