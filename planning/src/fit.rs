@@ -239,7 +239,10 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
         parameters.push(|links| &mut links.network.engine_bytes_per_second);
         parameters.push(|links| &mut links.network.receive_bytes_per_second);
     }
-    debug_assert!(links.of(Tier::Local, false) == &links.local, "parameters name links directly");
+    debug_assert!(
+        links.link_of_tier(Tier::Local, false) == &links.local,
+        "parameters name links directly"
+    );
     parameters
 }
 

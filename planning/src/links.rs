@@ -1,8 +1,9 @@
 //! Describes the latencies and bandwidths of links, from which the cost model predicts times.
 //!
-//! All figures are in seconds and bytes per second, as `f64`, and rates count one direction. They are only multiplied and
-//! divided, which gives equal results on all machines; times are compared as [whole picoseconds](picoseconds). A figure
-//! without a source is marked *assumed*: calibrate before relying on it.
+//! All figures are in seconds and bytes per second, as `f64`, and rates count one direction. They
+//! are only added, multiplied and divided, so results are equal on all machines; times are compared
+//! as [whole picoseconds](picoseconds). A figure without a source is marked *assumed*: calibrate
+//! before relying on it.
 
 use peerlane_hal::wire::checksum;
 use peerlane_hal::{ErrorKind, LinkKind};
@@ -82,6 +83,7 @@ impl Links {
     pub fn of_kinds(local: LinkKind, network: LinkKind) -> Self {
         let gpu = matches!(local, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
         let own = if gpu { Link::self_copy_of_gpu() } else { Link::of_kind(LinkKind::Local) };
+
         Self {
             own,
             local: Link::of_kind(local),
@@ -100,13 +102,15 @@ impl Links {
     ///
     /// The unit is picoseconds. The operation has `local_lanes` lanes of [`Tier::Local`].
     pub fn start(&self, local_lanes: usize) -> u64 {
-        let further = local_lanes.saturating_sub(1) as u64;
-        let further = picoseconds(self.lane_seconds).saturating_mul(further);
+        // The first lane is a part of every start.
+        let further_lanes = local_lanes.saturating_sub(1) as u64;
+        let further = picoseconds(self.lane_seconds).saturating_mul(further_lanes);
+
         picoseconds(self.start_seconds).saturating_add(further)
     }
 
     /// Returns the link over which a rank reaches a peer in the same node, in another node, or itself.
-    pub fn of(&self, tier: Tier, to_self: bool) -> &Link {
+    pub fn link_of_tier(&self, tier: Tier, to_self: bool) -> &Link {
         match tier {
             _ if to_self => &self.own,
             Tier::Local => &self.local,
@@ -125,10 +129,11 @@ impl Links {
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the field.
     pub fn check(&self) -> Result<(), Error> {
-        for (name, link) in [("own", &self.own), ("local", &self.local), ("network", &self.network)]
-        {
+        let links = [("own", &self.own), ("local", &self.local), ("network", &self.network)];
+        for (name, link) in links {
             link.check(name)?;
         }
+
         check_seconds("start_seconds", self.start_seconds)?;
         check_seconds("lane_seconds", self.lane_seconds)?;
         self.node.check()?;
@@ -143,10 +148,13 @@ impl Links {
     pub fn adjusted_to(&self, bytes: u64) -> Self {
         let [times, gets] = self.node.factors(bytes);
         let mut links = self.clone();
+        // The rates include the factors from now on, so a second adjustment must not find them.
         links.node.cache_factors.clear();
+
         for link in [&mut links.own, &mut links.local, &mut links.network] {
             if link.by_processor {
                 let get = link.get_bytes_per_second.unwrap_or(link.bytes_per_second);
+                // This comes before `bytes_per_second` changes, the default of the rate of gets.
                 link.get_bytes_per_second = Some(get / gets);
                 link.bytes_per_second /= times;
                 link.engine_bytes_per_second /= times;
@@ -154,6 +162,7 @@ impl Links {
                 link.receive_bytes_per_second /= times;
             }
         }
+
         links
     }
 }
@@ -188,10 +197,12 @@ impl Link {
             // Assumed: a copy by one core; a flag is a line that goes from one core to another.
             _ => (0.1e-6, 1e-6, 0.05e-6, 10e9, 10e9, 1),
         };
+
         let device = matches!(kind, LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Pcie);
         let by_processor = matches!(kind, LinkKind::Local | LinkKind::SharedMemory);
         // Processors of several ranks copy from and to the memory of one rank at the same time.
         let of_rank = if by_processor { Link::UNLIMITED } else { engine };
+
         Self {
             put_seconds,
             get_seconds: put_seconds,
@@ -215,9 +226,11 @@ impl Link {
         }
     }
 
-    /// The bandwidth of copies inside one GPU is that of an H200, 2136 GB/s, which is assumed for other GPUs.
+    /// Returns the link of a GPU to itself.
     fn self_copy_of_gpu() -> Self {
+        // The bandwidth of copies inside an H200; assumed for other GPUs.
         let rate = 2136e9;
+
         Self {
             put_seconds: 1.9e-6,
             get_seconds: 1.9e-6,
@@ -236,6 +249,7 @@ impl Link {
         }
     }
 
+    /// Checks the bounds of all fields; errors name them as fields of `link`.
     fn check(&self, link: &str) -> Result<(), Error> {
         for (name, seconds) in [
             ("put_seconds", self.put_seconds),
@@ -247,6 +261,7 @@ impl Link {
         ] {
             check_seconds(&format!("{link}.{name}"), seconds)?;
         }
+
         for (name, rate) in [
             ("bytes_per_second", self.bytes_per_second),
             ("engine_bytes_per_second", self.engine_bytes_per_second),
@@ -261,6 +276,7 @@ impl Link {
         ] {
             rate.map_or(Ok(()), |rate| check_rate(&format!("{link}.{name}"), rate))?;
         }
+
         if self.puts_in_flight == 0 {
             return Err(invalid(format!("{link}.puts_in_flight is 0, expected at least 1")));
         }
@@ -333,11 +349,13 @@ impl Node {
     pub(super) fn check(&self) -> Result<(), Error> {
         let Self { nics, nic_bytes_per_second, processors, copy_bytes_per_second, cache_factors } =
             self;
+
         for (name, count) in [("node.nics", nics), ("node.processors", processors)] {
             if *count == Some(0) {
                 return Err(invalid(format!("{name} is 0, expected at least 1, or no value")));
             }
         }
+
         let rates = [
             ("node.nic_bytes_per_second", nic_bytes_per_second),
             ("node.copy_bytes_per_second", copy_bytes_per_second),
@@ -345,9 +363,11 @@ impl Node {
         for (name, rate) in rates {
             rate.map_or(Ok(()), |rate| check_rate(name, rate))?;
         }
+
         check_cache_factors(cache_factors)
     }
 
+    /// Returns the slowdowns of puts and of gets if one rank reads and writes `bytes` bytes.
     pub(super) fn factors(&self, bytes: u64) -> [f64; 2] {
         let gets = |point: &CacheFactor| point.gets_factor.unwrap_or(point.factor);
         [
@@ -357,22 +377,28 @@ impl Node {
     }
 }
 
-fn interpolate(factors: &[CacheFactor], bytes: u64, of: impl Fn(&CacheFactor) -> f64) -> f64 {
+/// Interpolates a factor between the two points around `bytes`.
+///
+/// Below the first point and above the last one, the factor of that point counts.
+fn interpolate(factors: &[CacheFactor], bytes: u64, factor: impl Fn(&CacheFactor) -> f64) -> f64 {
     let next = factors.partition_point(|point| point.bytes <= bytes);
-    match (next.checked_sub(1).map(|before| factors[before]), factors.get(next)) {
+    let before = next.checked_sub(1).map(|before| &factors[before]);
+
+    match (before, factors.get(next)) {
         (None, None) => 1.0,
-        (Some(only), None) => of(&only),
-        (None, Some(only)) => of(only),
+        (Some(only), None) | (None, Some(only)) => factor(only),
         (Some(low), Some(high)) => {
             let share = (bytes - low.bytes) as f64 / (high.bytes - low.bytes) as f64;
-            of(&low) + share * (of(high) - of(&low))
+            factor(low) + share * (factor(high) - factor(low))
         }
     }
 }
 
+/// Checks that factors are in their bounds and in strictly ascending order of memory.
 fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
     for (index, point) in factors.iter().enumerate() {
         let CacheFactor { bytes, factor, gets_factor } = *point;
+
         let both = [("factor", Some(factor)), ("gets_factor", gets_factor)];
         for (name, times) in both {
             if let Some(times) = times.filter(|times| !(1e-3..=1e3).contains(times)) {
@@ -380,6 +406,8 @@ fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
                 return Err(invalid(format!("{text}, expected 0.001 to 1000")));
             }
         }
+
+        // The interpolation finds a point by bisection, and ignores the first of two equal values.
         if index > 0 && factors[index - 1].bytes >= bytes {
             let before = factors[index - 1].bytes;
             let text = format!(
@@ -389,6 +417,7 @@ fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
             return Err(invalid(text));
         }
     }
+
     Ok(())
 }
 
@@ -422,13 +451,16 @@ impl Residual {
 }
 
 fn check_residuals(residuals: &[Residual]) -> Result<(), Error> {
+    let least = Residual::FACTOR_MIN;
+    let most = Residual::FACTOR_MAX;
+
     for (index, Residual { factor, .. }) in residuals.iter().enumerate() {
-        let (least, most) = (Residual::FACTOR_MIN, Residual::FACTOR_MAX);
         if !(least..=most).contains(factor) {
             let text = format!("residuals[{index}].factor is {factor}");
             return Err(invalid(format!("{text}, expected {least} to {most}")));
         }
     }
+
     Ok(())
 }
 

@@ -73,16 +73,19 @@ impl Key {
             ("machine", &self.machine, &expected.machine),
             ("topology", &self.topology, &expected.topology),
         ];
+
         let differing = fields.into_iter().find(|(_, found, expected)| found != expected);
         let (name, found, expected) = match differing {
             Some((name, found, expected)) => (name, format!("{found:?}"), format!("{expected:?}")),
             None if self.fingerprint == expected.fingerprint => return Ok(()),
+            // A topology has one notation, so only a file that was edited or damaged gets here.
             None => (
                 "fingerprint",
                 format!("{:x}", self.fingerprint),
                 format!("{:x}", expected.fingerprint),
             ),
         };
+
         let text = format!(
             "the calibration does not match: {name} is {found}, expected {expected}; run `peerlane \
              calibrate` again"
@@ -95,6 +98,7 @@ impl Calibration {
     /// Returns the fraction of the samples whose predicted time is [good](GOOD).
     pub fn good_share(&self) -> f64 {
         let good = self.errors.iter().filter(|error| error.abs() <= GOOD).count();
+        // Without samples the share is 0.
         good as f64 / self.errors.len().max(1) as f64
     }
 }
@@ -103,6 +107,7 @@ impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Key { backend, machine, topology, .. } = &self.key;
         let worst = self.errors.iter().copied().map(f64::abs).fold(0.0, f64::max);
+
         write!(
             f,
             "{backend}, {topology}, {machine}: {} samples, {:.0} % within {:.0} %, the worst {:.0} \
@@ -146,20 +151,31 @@ impl Sample {
 }
 
 impl Residual {
+    /// Returns whether the residual was measured with the algorithm and options of a request.
     fn matches(&self, request: &CostRequest<'_>) -> bool {
-        let (algorithm, shape) = (request.algorithm, request.shape);
+        let shape = request.shape;
+
+        // The number of chunks does not count: the factor is that of any number.
         shape.collective == Collective::AllGather
-            && (self.algorithm, self.in_place, self.outputs)
-                == (algorithm, shape.in_place, shape.outputs)
-            && (self.flags, self.tiers) == (shape.flags, shape.tiers)
+            && self.algorithm == request.algorithm
+            && self.in_place == shape.in_place
+            && self.outputs == shape.outputs
+            && self.flags == shape.flags
+            && self.tiers == shape.tiers
     }
 }
 
-/// The correction factor is 1 for a size without a measurement and for unequal blocks.
+/// Returns the ratio of measured to predicted time, which is 1 where nothing was measured.
+///
+/// Only all-gathers with blocks of equal length are measured.
 pub(super) fn correction(residuals: &[Residual], request: &CostRequest<'_>) -> f64 {
-    let (least, most) = (request.sums.block_bytes_min, request.sums.block_bytes_max);
-    let measured = |one: &&Residual| one.matches(request) && [least, most] == [one.block_bytes; 2];
-    residuals.iter().find(measured).map_or(1.0, |one| one.factor)
+    let least = request.sums.block_bytes_min;
+    let most = request.sums.block_bytes_max;
+    let measured = residuals
+        .iter()
+        .find(|residual| residual.matches(request) && [least, most] == [residual.block_bytes; 2]);
+
+    measured.map_or(1.0, |residual| residual.factor)
 }
 
 #[cfg(test)]

@@ -14,15 +14,19 @@ use crate::schedule::{Shape, algorithms, check_suits, schedule};
 use crate::topology::Topology;
 use crate::units::{bytes, time};
 
-/// No cost model is exact to one part in 50, so closer predicted times count as equal and the simpler plan wins.
-const TOLERANCE_DIVISOR: u64 = 50;
-/// If link rates are assumed and not measured, predicted times count as equal up to a difference of one part in 5.
-const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
-/// A context switch takes about this time, and each further flag can need one where ranks share cores.
+/// The part of a predicted time up to which another time counts as equal, one in 50.
 ///
-/// The unit is picoseconds. It counts if link rates are assumed and processors copy.
+/// No cost model is more exact, so the simpler plan wins.
+const TOLERANCE_DIVISOR: u64 = 50;
+/// The part up to which another time counts as equal if link rates are assumed, one in 5.
+const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
+/// The picoseconds that are added to this part if link rates are assumed and processors copy.
+///
+/// A context switch takes about this time, and each further flag can need one where ranks share
+/// cores.
 const TOLERANCE_ASSUMED: u64 = 5_000_000;
 
+/// The differences up to which predicted times count as equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tolerance {
     divisor: u64,
@@ -40,13 +44,19 @@ impl Tolerance {
         }
     }
 
-    fn of(self, picoseconds: u64) -> u64 {
+    /// Returns the difference up to which a time counts as equal to `picoseconds`.
+    fn margin(self, picoseconds: u64) -> u64 {
         (picoseconds / self.divisor.max(1)).saturating_add(self.picoseconds)
     }
 }
+
+/// The smallest chunk that is considered, unless a block is smaller.
 const CHUNK_BYTES_MIN: u64 = 64 << 10;
+/// The largest number of chunks that is considered.
 const CHUNKS_TRIED_MAX: u32 = 64;
-/// A node can distribute a chunk only after all of it has arrived over the network, so chunks are limited to this size.
+/// The largest chunk that is considered if a network reaches other nodes.
+///
+/// A node can distribute a chunk only after all of it has arrived over the network.
 const NETWORK_CHUNK_BYTES_MAX: u64 = 8 << 20;
 
 /// The sizes, link rates and topology from which an algorithm is chosen. Equal inputs on all ranks give equal choices.
@@ -102,10 +112,9 @@ pub struct Candidate {
 
 /// Chooses the algorithm and the number of chunks with the smallest predicted time.
 ///
-/// Among times within 2 % of the fastest, or 20 % (and 5 µs where processors copy) if the links were not measured, the first
-/// algorithm in the order of
-/// [`Algorithm::ALL`] and the fewest chunks win. Only whole numbers are compared, so equal questions have equal answers on all
-/// ranks.
+/// Among times within 2 % of the fastest, or 20 % (and 5 µs where processors copy) if the links
+/// were not measured, the first algorithm in the order of [`Algorithm::ALL`] and the fewest chunks
+/// win. Only whole numbers are compared, so equal questions have equal answers on all ranks.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many blocks as ranks, the
@@ -113,7 +122,6 @@ pub struct Candidate {
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let Question { topology, block_bytes, shape, links, algorithm, chunks, refused, .. } =
         *question;
-    let tolerance = Tolerance::new(question.measured, links);
     links.check()?;
     check_blocks(topology, block_bytes)?;
     if let Some(chunks) = chunks.filter(|chunks| !(1..=CHUNKS_MAX).contains(chunks)) {
@@ -122,70 +130,87 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     if let Some(algorithm) = algorithm {
         check_suits(algorithm, shape.collective)?;
     }
+
+    let tolerance = Tolerance::new(question.measured, links);
     let sums = ClusterSums::new(topology, shape.collective, block_bytes);
     let links = links.adjusted_to(touched_bytes(&sums, shape));
-    let reason = |one| refused.iter().find(|(other, _)| *other == one);
+    let is_refused = |one| refused.iter().any(|(other, _)| *other == one);
     // An algorithm that the caller selects is used even if a simpler one has the same plans.
     let degenerate = |one| algorithm.is_none().then(|| degenerate(one, &sums)).flatten();
+
     let mut candidates = Vec::new();
     for one in algorithms(shape.collective) {
-        if algorithm.is_some_and(|expected| expected != one)
-            || reason(one).or(degenerate(one).as_ref()).is_some()
-        {
+        let is_other = algorithm.is_some_and(|expected| expected != one);
+        if is_other || is_refused(one) || degenerate(one).is_some() {
             continue;
         }
+
         let numbers = chunks.map_or_else(|| chunk_counts(one, &sums, shape), |n| vec![n]);
-        let costs = numbers.into_iter().map(|chunks| {
+        let mut of_algorithm = Vec::new();
+        for chunks in numbers {
             let shape = Shape { chunks, ..shape };
             let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links: &links });
-            Candidate { algorithm: one, chunks, cost }
-        });
-        candidates.extend(simplest(costs.collect(), tolerance));
+            of_algorithm.push(Candidate { algorithm: one, chunks, cost });
+        }
+        candidates.extend(simplest(of_algorithm, tolerance));
     }
+
+    // This comes before the candidates are sorted by time: they are ordered from simple to complex.
     let best =
         simplest(candidates.clone(), tolerance).ok_or_else(|| no_candidate(algorithm, refused))?;
-    let order = |candidate: &Candidate| (*candidate != best, candidate.cost.picoseconds);
-    candidates.sort_by_key(order);
+    candidates.sort_by_key(|candidate| (*candidate != best, candidate.cost.picoseconds));
+
     let subject = subject(topology, &sums);
     let excluded = algorithms(shape.collective).filter_map(degenerate);
-    let refused = refused.iter().copied().chain(excluded);
-    let refused = refused.map(|(which, why)| (which, why.to_owned())).collect();
+    let reasons = refused.iter().copied().chain(excluded);
+    let refused = reasons.map(|(which, why)| (which, why.to_owned())).collect();
     let Candidate { algorithm, chunks, cost } = best;
     Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance })
 }
 
+/// Returns the algorithm and the reason if a simpler one has the same plans.
 fn degenerate(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'static str)> {
     Some((algorithm, (schedule(algorithm).redundant)(sums)?))
 }
 
+/// Returns the first candidate whose time counts as equal to the fastest one.
+///
+/// The candidates are ordered from the simplest to the most complex.
 fn simplest(candidates: Vec<Candidate>, tolerance: Tolerance) -> Option<Candidate> {
     let fastest = candidates.iter().map(|candidate| candidate.cost.picoseconds).min()?;
-    let limit = fastest.saturating_add(tolerance.of(fastest));
+    let limit = fastest.saturating_add(tolerance.margin(fastest));
+
     candidates.into_iter().find(|candidate| candidate.cost.picoseconds <= limit)
 }
 
-/// The number of chunks matters only if data is forwarded.
+/// Returns the numbers of chunks to compare for an algorithm, in ascending order.
 fn chunk_counts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u32> {
+    // Without forwarding nothing is pipelined, so more chunks only mean more puts.
     if !(schedule(algorithm).forwards)(sums) {
         return vec![1];
     }
-    let block = sums.block_bytes_max;
-    let all = (0..).map(|power| 1u32 << power).take_while(|chunks| *chunks <= CHUNKS_TRIED_MAX);
-    let numbers: Vec<u32> = all
-        .filter(|chunks| *chunks == 1 || block / u64::from(*chunks) >= CHUNK_BYTES_MIN)
+
+    let chunk_bytes = |chunks: u32| sums.block_bytes_max / u64::from(chunks);
+    let powers = (0..).map(|power| 1u32 << power);
+    let numbers: Vec<u32> = powers
+        .take_while(|&chunks| chunks <= CHUNKS_TRIED_MAX)
+        .filter(|&chunks| chunks == 1 || chunk_bytes(chunks) >= CHUNK_BYTES_MIN)
         .collect();
-    // Larger chunks are tried only if no other count is left.
+
     let network = shape.tiers && sums.nodes > 1;
-    let small = |chunks: &&u32| !network || block / u64::from(**chunks) <= NETWORK_CHUNK_BYTES_MAX;
-    let fitting: Vec<u32> = numbers.iter().filter(small).copied().collect();
+    let is_fitting = |chunks: u32| !network || chunk_bytes(chunks) <= NETWORK_CHUNK_BYTES_MAX;
+    let fitting: Vec<u32> = numbers.iter().copied().filter(|&chunks| is_fitting(chunks)).collect();
+    // Larger chunks are tried only if no other count is left.
     if fitting.is_empty() { numbers.last().copied().into_iter().collect() } else { fitting }
 }
 
 fn no_candidate(expected: Option<Algorithm>, refused: &[(Algorithm, &str)]) -> Error {
+    // If the caller has selected an algorithm, the reasons for others do not matter.
     let relevant =
         |(which, _): &&(Algorithm, &str)| expected.is_none_or(|expected| *which == expected);
-    let reasons = refused.iter().filter(relevant).map(|(which, why)| format!("{which}: {why}"));
-    let reasons = reasons.collect::<Vec<_>>().join("; ");
+    let texts = refused.iter().filter(relevant).map(|(which, why)| format!("{which}: {why}"));
+    let reasons = texts.collect::<Vec<_>>().join("; ");
+
     invalid(format!("no algorithm supports this operation: {reasons}"))
 }
 
@@ -193,6 +218,7 @@ fn subject(topology: &Topology, sums: &ClusterSums) -> String {
     let ClusterSums { block_bytes_min: least, block_bytes_max: most, total_bytes, .. } = *sums;
     let blocks =
         if least == most { bytes(most) } else { format!("{} to {}", bytes(least), bytes(most)) };
+
     format!("{topology}, blocks of {blocks}, {} in all", bytes(total_bytes))
 }
 
@@ -213,6 +239,7 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { algorithm, chunks, cost, subject, tolerance, .. } = self;
         writeln!(f, "{subject}: {algorithm}, chunks {chunks}")?;
+
         for candidate in &self.candidates {
             let Candidate { algorithm, chunks, cost: other } = candidate;
             let relation = relation(cost.picoseconds, other.picoseconds, *tolerance);
@@ -220,17 +247,22 @@ impl fmt::Display for Choice {
             let time = time(other.picoseconds);
             writeln!(f, "  {algorithm:<17} chunks {chunks:<3} {time:>9}  {note}")?;
         }
+
         for (algorithm, why) in &self.refused {
             writeln!(f, "  {algorithm:<17} not used: {why}")?;
         }
+
         write!(f, "predicted: {cost}")
     }
 }
 
+/// Compares the predicted time of another candidate with that of the chosen one, as text.
 fn relation(chosen: u64, other: u64, tolerance: Tolerance) -> String {
-    let times = other as f64 / chosen.max(1) as f64;
-    if other.saturating_sub(tolerance.of(other)) <= chosen {
+    if other.saturating_sub(tolerance.margin(other)) <= chosen {
         return "as fast, but less simple".to_owned();
     }
+
+    // A predicted time can be 0, which must not be the divisor.
+    let times = other as f64 / chosen.max(1) as f64;
     format!("{times:.2} times as long")
 }

@@ -1,7 +1,8 @@
 //! Predicts the time, traffic and memory of collective operations, and chooses the fastest algorithm.
 //!
-//! [`predict`] estimates one algorithm, [`choose`] compares all of them, and a [`Calibration`] holds links that were fitted to
-//! measurements, by the crate `peerlane-planning` or the program `peerlane calibrate`.
+//! [`predict`] estimates one algorithm, and [`choose`] compares all of them. A [`Calibration`]
+//! holds links that [`calibrate`](crate::calibrate) or the program `peerlane calibrate` has fitted
+//! to measurements.
 //!
 //! | file | holds |
 //! | --- | --- |

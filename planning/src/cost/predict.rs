@@ -53,68 +53,86 @@ pub fn predict(
 ) -> Result<Cost, Error> {
     links.check()?;
     check_blocks(topology, block_bytes)?;
+    // Without chunks the formulas would divide by 0.
     for (name, count) in [("chunks", shape.chunks), ("outputs", shape.outputs)] {
         if count == 0 {
             return Err(invalid(format!("{name} is 0, expected at least 1")));
         }
     }
     schedule::check_suits(algorithm, shape.collective)?;
+
     let sums = ClusterSums::new(topology, shape.collective, block_bytes);
     let links = links.adjusted_to(touched_bytes(&sums, shape));
     Ok(cost(&CostRequest { algorithm, sums: &sums, shape, links: &links }))
 }
 
+/// Checks that there is one block length for each rank.
 pub(super) fn check_blocks(topology: &Topology, block_bytes: &[u64]) -> Result<(), Error> {
     if block_bytes.len() == topology.ranks() {
         return Ok(());
     }
-    let (ranks, blocks) = (topology.ranks(), block_bytes.len());
+
+    let ranks = topology.ranks();
+    let blocks = block_bytes.len();
     Err(invalid(format!("block_bytes has {blocks} blocks, expected one for each of {ranks} ranks")))
 }
 
+/// Predicts the time, traffic and memory of one algorithm.
+///
 /// The link rates must already be [adjusted](Links::adjusted_to) to the size of the operation.
 pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     let &CostRequest { sums, shape, .. } = request;
     let mut terms = terms(request);
     correct(&mut terms, correction(&request.links.residuals, request));
+    let picoseconds = total(&terms);
+
+    // In place there is no self copy, and in a reduction additions take its place.
     let copied = u64::from(!shape.in_place && !shape.collective.is_reduction());
     let own = Traffic {
         rank_bytes_max: sums.block_bytes_max * copied,
         total_bytes: sums.own_bytes * copied,
     };
     let [local, network] = (schedule::schedule(request.algorithm).traffic)(request);
-    let picoseconds = total(&terms);
+
     let memory_bytes = touched_bytes(sums, shape).saturating_add(flag_bytes(request));
     Cost { picoseconds, terms, own, local, network, memory_bytes }
 }
 
+/// Returns the terms of the longest path over all sizes of nodes.
 fn terms(request: &CostRequest<'_>) -> Vec<Term> {
-    let estimate = schedule::schedule(request.algorithm).estimate;
-    let paths = request.sums.node_ranks().map(|node_ranks| {
-        let path = estimate(request, node_ranks);
-        let mut terms = vec![Term::new("start", request.links.start(request.local_lanes()), "")];
-        terms.extend(path.terms.into_iter().filter(|term| term.picoseconds > 0));
-        // In a sequence of starts, the slower of host and engines limits the rate.
-        let (engines, host) = (total(&terms), path.host);
-        if host > engines {
-            let note = format!("hides {} on the engines", time(engines));
-            return vec![Term::new("calls of the host", host, note)];
-        }
-        terms
-    });
+    let paths = request.sums.node_ranks().map(|node_ranks| path_terms(request, node_ranks));
+
     // Among equal paths the first one, of the smallest node, is used.
     paths
         .reduce(|longest, path| if total(&path) > total(&longest) { path } else { longest })
         .unwrap_or_default()
 }
 
+/// Returns the terms of the longest path through a rank of a node with `node_ranks` ranks.
+fn path_terms(request: &CostRequest<'_>, node_ranks: u64) -> Vec<Term> {
+    let path = (schedule::schedule(request.algorithm).estimate)(request, node_ranks);
+    let mut terms = vec![Term::new("start", request.links.start(request.local_lanes()), "")];
+    terms.extend(path.terms.into_iter().filter(|term| term.picoseconds > 0));
+
+    // In a sequence of starts, the slower of host and engines limits the rate.
+    let engines = total(&terms);
+    if path.host > engines {
+        let note = format!("hides {} on the engines", time(engines));
+        return vec![Term::new("calls of the host", path.host, note)];
+    }
+    terms
+}
+
+/// Multiplies all terms by a measured factor, and says so in the note of the first term.
 fn correct(terms: &mut [Term], factor: f64) {
     if factor == 1.0 {
         return;
     }
+
     for term in terms.iter_mut() {
         term.picoseconds = (term.picoseconds as f64 * factor) as u64;
     }
+
     if let Some(Term { note, .. }) = terms.first_mut() {
         let measured = format!("all of it × {factor:.2}, as measured");
         *note = if note.is_empty() { measured } else { format!("{note}; {measured}") };
@@ -125,6 +143,8 @@ fn flag_bytes(request: &CostRequest<'_>) -> u64 {
     let &CostRequest { sums, shape, .. } = request;
     let flags = FlagLayout::new(sums.ranks as usize, shape.chunks, request.lanes());
     let words = flags.of(shape.collective).words();
+
+    // A word has 8 bytes, and each output has a set of flags of its own.
     words.saturating_mul(8).saturating_mul(shape.outputs.into())
 }
 
@@ -142,19 +162,23 @@ impl Cost {
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", time(self.picoseconds))?;
+
         for Term { name, picoseconds, note } in &self.terms {
             let note = if note.is_empty() { String::new() } else { format!("  {note}") };
             writeln!(f, "  {:>9}  {name}{note}", time(*picoseconds))?;
         }
-        for (name, traffic) in
-            [("self copies", self.own), ("local", self.local), ("network", self.network)]
-        {
+
+        let traffics =
+            [("self copies", self.own), ("local", self.local), ("network", self.network)];
+        for (name, traffic) in traffics {
             if traffic.total_bytes > 0 {
                 let Traffic { rank_bytes_max, total_bytes } = traffic;
-                let (rank, total) = (bytes(rank_bytes_max), bytes(total_bytes));
+                let rank = bytes(rank_bytes_max);
+                let total = bytes(total_bytes);
                 writeln!(f, "  {name}: {total} in all, at most {rank} of one rank")?;
             }
         }
+
         writeln!(f, "  memory of one rank: {}", bytes(self.memory_bytes))
     }
 }

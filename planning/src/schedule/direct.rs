@@ -1,10 +1,11 @@
 //! Implements the algorithms direct and pull, in which every rank exchanges data with every peer.
 //!
-//! *Direct.* Every rank puts its blocks to every peer, in one lane, or in two if a network reaches other nodes. A
-//! peer's `ready` says that its output may be overwritten. With two outputs in turn, the arrivals of the last start
-//! say so too, if every rank gets data from every other one; otherwise a peer's `free` in the last start does. There is no barrier at the end: a put reads only the rank's own input,
-//! and the end of the lane gives that back. Peers are served in shifted order, so that no two ranks put to the same
-//! peer first.
+//! *Direct.* Every rank puts its blocks to every peer, in one lane, or in two if a network reaches
+//! other nodes. A peer's `ready` says that its output may be overwritten. With two outputs in turn,
+//! the arrivals of the last start say so too, if every rank gets data from every other one;
+//! otherwise a peer's `free` in the last start does. There is no barrier at the end: a put reads
+//! only the rank's own input, and after the end of the lane the input may be reused. Peers are
+//! served in shifted order, so that no two ranks put to the same peer first.
 //!
 //! With batched flags a lane consists of a few groups: all `ready` signals and waits, all puts, all `arrived`
 //! signals and waits. The self copy is next to the puts, so that it divides no group.
@@ -46,7 +47,7 @@ pub(super) const PULL: Schedule = Schedule {
     redundant: |_| None,
     forwards: |_| false,
     gets: true,
-    // At any rates, many processors copy faster than that of the root alone.
+    // At any rates, the processors of all ranks copy faster than that of the root alone.
     needs_measurements: |collective, links| {
         !links.local.by_processor || collective.only_provider().is_none()
     },
@@ -60,59 +61,92 @@ fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     if !request.shape.collective.is_reduction() {
         return lanes.iter().map(|peers| direct_lane(request, peers)).collect();
     }
-    let (home, others) = lanes.split_first().expect("lane 0 exists");
-    let home = reducing_lane(request, home, others);
+
+    let (home_peers, others) = lanes.split_first().expect("lane 0 exists");
+    let home = reducing_lane(request, home_peers, others);
     let network = others.iter().map(|peers| reducing_lane(request, peers, &[]));
     [home].into_iter().chain(network).collect()
 }
 
-/// Contributions go to the rank that adds them, and the result to the ranks that need it.
+/// Creates one lane of a reduction.
 ///
-/// Lane 0 adds, also what arrives over `others`, and signals these lanes when the result is complete.
+/// Contributions go to the ranks that add them, and the results to the ranks that need them. Lane 0
+/// also adds the contributions that arrive over the lanes `others`, and signals these lanes when a
+/// result is complete.
 fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane]) -> Lane {
     let &PlanRequest { rank, shape: Shape { collective, chunks, flags, .. }, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
-    let needs_result = |&peer: &Rank| collective.requires(rank, peer);
     let own: Vec<Cell> = cells(rank, chunks).collect();
+    let reduces = collective.reduces(rank);
     let (group_peers, group_cells) = match flags {
         FlagOrder::Prompt => (1, 1),
+        // `slice::chunks` panics if groups have 0 elements.
         FlagOrder::Batched => (served.len().max(1), own.len()),
     };
+
     let mut steps = Vec::new();
-    let reduces = collective.reduces(rank);
     if reduces && let Some(flag) = writable(request, rank, lane) {
         steps.extend(served.iter().map(|&peer| signal(peer, flag)));
     }
-    let adders: Vec<Rank> =
-        served.iter().copied().filter(|&peer| collective.reduces(peer)).collect();
-    for peers in adders.chunks(group_peers) {
-        steps.extend(peers.iter().filter_map(|&peer| writable(request, peer, lane)).map(wait));
-        steps.extend(copies(flags, peers, &own, Source::Input, contributed));
+
+    let adders = filtered(served, |peer| collective.reduces(peer));
+    for group in adders.chunks(group_peers) {
+        steps.extend(group.iter().filter_map(|&peer| writable(request, peer, lane)).map(wait));
+        steps.extend(copies(flags, group, &own, Source::Input, contributed));
     }
-    let targets: Vec<Rank> = served.iter().copied().filter(needs_result).collect();
-    for group in own.chunks(group_cells).filter(|_| reduces) {
-        for &cell in group {
-            if lane == LaneId::HOME {
-                let contributors =
-                    serving.iter().chain(others.iter().flat_map(|lane| &lane.serving));
-                let given = contributors.map(|&block| Cell { block, ..cell });
-                steps.extend(given.map(|cell| wait(contributed(cell))));
-                steps.extend(reduce(request, cell));
-                let waiting = others.iter().filter(|lane| lane.served.iter().any(needs_result));
-                steps.extend(waiting.map(|other| signal(rank, arrived(cell, other.lane))));
-            } else if !targets.is_empty() {
-                steps.push(wait(arrived(cell, lane)));
+
+    let targets = filtered(served, |peer| collective.requires(rank, peer));
+    if reduces {
+        for group in own.chunks(group_cells) {
+            for &cell in group {
+                if lane == LaneId::HOME {
+                    steps.extend(addition(request, serving, others, cell));
+                } else if !targets.is_empty() {
+                    // Lane 0 signals that the result is complete.
+                    steps.push(wait(arrived(cell, lane)));
+                }
             }
+            let announced = |cell| arrived(cell, lane);
+            steps.extend(copies(flags, &targets, group, Source::Output, announced));
         }
-        steps.extend(copies(flags, &targets, group, Source::Output, |cell| arrived(cell, lane)));
     }
+
     for &peer in serving.iter().filter(|&&peer| collective.requires(peer, rank)) {
         steps.extend(cells(peer, chunks).map(|cell| wait(arrived(cell, lane))));
     }
     Lane { tier, steps }
 }
 
-/// Returns the puts of cells to peers, each with its flag behind it, or the flags behind all puts.
+/// Returns the steps that add the contributions to a chunk.
+///
+/// They first wait for each contribution, and finally signal the result to the lanes `others`.
+fn addition(
+    request: &PlanRequest<'_>,
+    serving: &[Rank],
+    others: &[PeerLane],
+    cell: Cell,
+) -> Vec<Step> {
+    let &PlanRequest { rank, shape: Shape { collective, .. }, .. } = request;
+    let contributors = serving.iter().chain(others.iter().flat_map(|lane| &lane.serving));
+    let given = contributors.map(|&block| Cell { block, ..cell });
+    let mut steps: Vec<Step> = given.map(|cell| wait(contributed(cell))).collect();
+
+    steps.extend(reduce(request, cell));
+
+    // A lane without peers that need the result does not wait for it.
+    for other in others {
+        if other.served.iter().any(|&peer| collective.requires(rank, peer)) {
+            steps.push(signal(rank, arrived(cell, other.lane)));
+        }
+    }
+    steps
+}
+
+fn filtered(peers: &[Rank], is_kept: impl Fn(Rank) -> bool) -> Vec<Rank> {
+    peers.iter().copied().filter(|&peer| is_kept(peer)).collect()
+}
+
+/// Returns the puts of cells to peers, each followed by its signal, or all puts before all signals.
 fn copies(
     flags: FlagOrder,
     peers: &[Rank],
@@ -123,46 +157,48 @@ fn copies(
     let pairs = || peers.iter().flat_map(|&peer| cells.iter().map(move |&cell| (peer, cell)));
     let puts = pairs().map(|(peer, cell)| put(peer, cell, from));
     let signals = pairs().map(|(peer, cell)| signal(peer, flag(cell)));
+
     match flags {
         FlagOrder::Prompt => puts.zip(signals).flat_map(|(put, flag)| [put, flag]).collect(),
         FlagOrder::Batched => puts.chain(signals).collect(),
     }
 }
 
+/// Creates one lane of direct, in which the rank puts its blocks to the peers of the lane.
 fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
-    let writable = |from| writable(request, from, lane);
     let collective = shape.collective;
-    let targets: Vec<Rank> =
-        served.iter().copied().filter(|&peer| collective.requires(rank, peer)).collect();
-    let sources = |peers: &[Rank]| {
-        peers.iter().copied().filter(|&peer| collective.requires(peer, rank)).collect::<Vec<_>>()
-    };
+    let receivers = filtered(served, |peer| collective.requires(rank, peer));
     let own: Vec<Cell> = cells(rank, shape.chunks).collect();
-    let copies = |peers: &[Rank]| {
-        copies(shape.flags, peers, &own, Source::Input, |cell| arrived(cell, lane))
-    };
     let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
+    let writable = |from| writable(request, from, lane);
+    let announced = |cell| arrived(cell, lane);
+    let copies = |peers: &[Rank]| copies(shape.flags, peers, &own, Source::Input, announced);
+
     let mut steps = Vec::new();
     if let Some(flag) = writable(rank) {
-        steps.extend(sources(served).into_iter().map(|peer| signal(peer, flag)));
+        let providers = filtered(served, |peer| collective.requires(peer, rank));
+        steps.extend(providers.into_iter().map(|peer| signal(peer, flag)));
     }
+
     match shape.flags {
+        // The self copy comes first, as it can run until the first peer is ready.
         FlagOrder::Prompt => {
             steps.extend(self_copy);
-            for peer in targets {
+            for peer in receivers {
                 steps.extend(writable(peer).map(wait));
                 steps.extend(copies(&[peer]));
             }
         }
         FlagOrder::Batched => {
-            steps.extend(targets.iter().copied().filter_map(writable).map(wait));
+            steps.extend(receivers.iter().copied().filter_map(writable).map(wait));
             steps.extend(self_copy);
-            steps.extend(copies(&targets));
+            steps.extend(copies(&receivers));
         }
     }
-    for peer in sources(serving) {
+
+    for peer in filtered(serving, |peer| collective.requires(peer, rank)) {
         steps.extend(cells(peer, shape.chunks).map(|cell| wait(arrived(cell, lane))));
     }
     Lane { tier, steps }
@@ -172,37 +208,41 @@ fn pull_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     peer_lanes(request).iter().map(|peers| pull_lane(request, peers)).collect()
 }
 
+/// Creates one lane of pull, in which the rank gets the blocks of the peers of the lane.
 fn pull_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
-    let PeerLane { lane, tier, served, serving } = peers;
-    let (lane, tier) = (*lane, *tier);
+    let &PeerLane { lane, tier, ref served, ref serving } = peers;
+    let collective = shape.collective;
+    let providers = filtered(served, |peer| collective.requires(peer, rank));
+    let receivers = filtered(serving, |peer| collective.requires(rank, peer));
     let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
     let taken = |by: Rank| Flag::Taken { by, lane };
     let gets = |peer: Rank| {
         cells(peer, shape.chunks).map(move |cell| Step::Get { peer, cell, from: Source::Input })
     };
-    let requires = |provider, receiver| shape.collective.requires(provider, receiver);
-    let served: Vec<Rank> = served.iter().copied().filter(|&peer| requires(peer, rank)).collect();
-    let serving: Vec<Rank> = serving.iter().copied().filter(|&peer| requires(rank, peer)).collect();
-    let mut steps: Vec<Step> =
-        serving.iter().map(|&peer| signal(peer, ready(rank, lane))).collect();
+
+    let mut steps = Vec::new();
+    // Even with two outputs in turn, `ready` is needed: it says that the input may be read.
+    steps.extend(receivers.iter().map(|&peer| signal(peer, ready(rank, lane))));
+
     match shape.flags {
         FlagOrder::Prompt => {
             steps.extend(self_copy);
-            for &peer in &served {
+            for &peer in &providers {
                 steps.push(wait(ready(peer, lane)));
                 steps.extend(gets(peer));
                 steps.push(signal(peer, taken(rank)));
             }
         }
         FlagOrder::Batched => {
-            steps.extend(served.iter().map(|&peer| wait(ready(peer, lane))));
+            steps.extend(providers.iter().map(|&peer| wait(ready(peer, lane))));
             steps.extend(self_copy);
-            steps.extend(served.iter().flat_map(|&peer| gets(peer)));
-            steps.extend(served.iter().map(|&peer| signal(peer, taken(rank))));
+            steps.extend(providers.iter().flat_map(|&peer| gets(peer)));
+            steps.extend(providers.iter().map(|&peer| signal(peer, taken(rank))));
         }
     }
-    steps.extend(serving.iter().map(|&peer| wait(taken(peer))));
+
+    steps.extend(receivers.iter().map(|&peer| wait(taken(peer))));
     Lane { tier, steps }
 }
 
@@ -212,6 +252,7 @@ fn lane_count(nodes: usize, tiers: bool) -> usize {
 
 fn direct_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sent = traffic(request, |peers, among| request.sent(peers, among).1);
+
     match request.shape.collective {
         // Contributions, and as many bytes of results.
         Collective::AllReduce => sent.map(|one| Traffic {
@@ -226,12 +267,19 @@ fn pull_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     traffic(request, |peers, among| request.received(peers, among).1)
 }
 
+/// Returns the bytes that are moved inside nodes, and those that are moved over the network.
+///
+/// `copied` takes the number of peers of a rank and the total bytes of the blocks that can move,
+/// and returns the bytes that the rank copies.
 fn traffic(request: &CostRequest<'_>, copied: impl Fn(u64, u64) -> u64) -> [Traffic; 2] {
     let sums = request.sums;
-    let (all, moved) = (sums.total_bytes, sums.moved_bytes);
+    let all = sums.total_bytes;
+    let moved = sums.moved_bytes;
     if !request.has_network() {
         return [Traffic::new(copied(sums.ranks - 1, all), moved), Traffic::default()];
     }
+
+    // A rank of the largest node has the most peers inside, one of the smallest the most outside.
     let (least, most) = sums.node_ranks_min_max();
     let of_node = sums.node_ranks().map(|ranks| sums.node_bytes(ranks)).max().unwrap_or(0);
     [
@@ -247,41 +295,51 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     }
 }
 
-/// A rank that adds receives as much as in an all-to-all. The results of an all-reduce move as in an all-gather. An addition takes
-/// as long as a copy of the contribution inside the rank.
+/// Estimates a reduction from its copies and additions.
+///
+/// A rank that adds receives as much as in an all-to-all. The results of an all-reduce move as in
+/// an all-gather. An addition takes as long as a copy of the contribution inside the rank.
 fn reduction_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let CostRequest { shape, sums, links, .. } = *request;
     let copies = |collective| {
+        // In place, because the additions take the place of the self copy.
         let shape = Shape { collective, in_place: true, ..shape };
         copy_estimate(&CostRequest { shape, ..*request }, node_ranks)
     };
+
     let PathEstimate { mut terms, mut host } = copies(Collective::AllToAll);
+
     let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
     let bytes_added = sums.block_bytes_max.saturating_mul(sums.ranks);
     let added = own.puts(request.chunks(), bytes_added);
     terms.push(Term::new("additions", added, format!("of {} contributions", sums.ranks)));
+
     if shape.collective == Collective::AllReduce {
         let results = copies(Collective::AllGather);
+        // The rank has waited for the same peers before it sent its contributions.
         terms.extend(results.terms.into_iter().filter(|term| term.name != "ready"));
         host = host.saturating_add(results.host);
     }
     PathEstimate { terms, host }
 }
 
+/// Estimates the longest path through a rank that puts to every peer, or gets from every peer.
 fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let CostRequest { algorithm, sums, links, .. } = *request;
     if sums.root_node_ranks.is_some_and(|ranks| ranks != node_ranks) {
         // The longest path goes through the root.
         return PathEstimate { terms: Vec::new(), host: 0 };
     }
+
     let collective = request.shape.collective;
     let pull = schedule(algorithm).gets;
     // The only rank that makes copies, if there is one.
     let only = if pull { collective.only_receiver() } else { collective.only_provider() };
     let copying = if only.is_some() { 1 } else { node_ranks };
     let own = EffectiveLink::new(links, None, copying, copying);
-    let of_tier = |tier| EffectiveLink::new(links, Some(tier), copying, copying);
-    let (local, network) = (of_tier(Tier::Local), of_tier(Tier::Network));
+    let local = EffectiveLink::new(links, Some(Tier::Local), copying, copying);
+    let network = EffectiveLink::new(links, Some(Tier::Network), copying, copying);
+
     let mates = if request.has_network() { node_ranks - 1 } else { sums.ranks - 1 };
     let others = sums.ranks - 1 - mates;
     let among = if others == 0 { sums.total_bytes } else { sums.node_bytes(node_ranks) };
@@ -292,57 +350,75 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         far.ready = far.ready.saturating_add(own.hop);
         far.hop = far.hop.saturating_add(own.hop);
     }
-    // Two lanes of one thread take turns.
-    let one_thread = others > 0 && local.by_processor && network.by_processor;
-    let (mut ready, mut puts, mut flags, mut hop) = near.terms();
-    // Where only the root has a self copy and the other ranks make the other copies, both happen at the same time.
+
+    // Where only the root has a self copy and the other ranks make the other copies, both happen at
+    // the same time.
     let is_apart = collective.root().is_some() && only.is_none();
     let copy = if own.by_processor && !is_apart { request.self_copy(&own) } else { 0 };
     let mut copied = match is_apart {
-        true => request.rest_of_self_copy(&own, puts.max(far.puts)),
-        false => request.self_copy_term(&own, puts.max(far.puts)),
+        true => request.rest_of_self_copy(&own, near.puts.max(far.puts)),
+        false => request.self_copy_term(&own, near.puts.max(far.puts)),
     };
+
+    let mut path = near;
+    let one_thread = others > 0 && local.by_processor && network.by_processor;
     if one_thread {
-        puts = puts.saturating_add(far.puts);
-        flags = flags.saturating_add(far.flags);
-        hop = hop.max(far.hop);
+        // Two lanes of one thread take turns.
+        path.puts = path.puts.saturating_add(far.puts);
+        path.flags = path.flags.saturating_add(far.flags);
+        path.hop = path.hop.max(far.hop);
     } else if far.end() > near.end().saturating_add(copy) {
-        (ready, puts, flags, hop) = far.terms();
+        path = far;
+        // The processor makes the self copy in lane 0, which is not on this path.
         if own.by_processor && !is_apart {
             copied = Term::new(copied.name, 0, "");
         }
     }
+
     let (verb, last) = if pull { ("gets", "last taken") } else { ("puts", "last arrival") };
-    let inside = note(request, &local, near.count);
+    let inside = copies_note(request, &local, near.count);
+    let outside = copies_note(request, &network, far.count);
     let note = match (mates, others) {
         (_, 0) => inside,
-        (0, _) => format!("{} between nodes", note(request, &network, far.count)),
-        _ => format!("{} between nodes, {inside} inside", note(request, &network, far.count)),
+        (0, _) => format!("{outside} between nodes"),
+        _ => format!("{outside} between nodes, {inside} inside"),
     };
     let terms = vec![
-        Term::new("ready", ready, format!("of {} peers", mates + others)),
+        Term::new("ready", path.ready, format!("of {} peers", mates + others)),
         copied,
-        Term::new(verb, puts, note),
-        Term::new("flags", flags, "signals and waits"),
-        Term::new(last, hop, ""),
+        Term::new(verb, path.puts, note),
+        Term::new("flags", path.flags, "signals and waits"),
+        Term::new(last, path.hop, ""),
     ];
-    let copies = request.self_puts().saturating_mul(own.submit);
-    let host = copies
+
+    let host = request
+        .self_puts()
+        .saturating_mul(own.submit)
         .saturating_add(near.count.saturating_mul(local.submit))
         .saturating_add(far.count.saturating_mul(network.submit));
     PathEstimate { terms, host }
 }
 
-#[derive(Default)]
+/// The predicted times of one lane in picoseconds, without the self copy.
+#[derive(Clone, Copy, Default)]
 struct LaneTime {
+    /// The number of puts or gets.
     count: u64,
+    /// The wait for the first peers.
     ready: u64,
+    /// All puts or gets, or the receipt of those of the peers if that takes longer.
     puts: u64,
+    /// The signals and waits between the copies.
     flags: u64,
+    /// The time until the last flag of a peer is visible.
     hop: u64,
 }
 
 impl LaneTime {
+    /// Predicts the times of a lane with `peers` peers.
+    ///
+    /// `among` is the total bytes of the blocks that can move in the lane, and `own` is the link of
+    /// the self copy, if the lane makes it.
     fn new(
         request: &CostRequest<'_>,
         link: &EffectiveLink,
@@ -353,27 +429,30 @@ impl LaneTime {
         if peers == 0 {
             return Self::default();
         }
+
         let pull = schedule(request.algorithm).gets;
         let chunks = request.chunks();
-        let (sent, received) = (request.sent(peers, among), request.received(peers, among));
+        let sent = request.sent(peers, among);
+        let received = request.received(peers, among);
         let (copied, other) = if pull { (received, sent) } else { (sent, received) };
-        let count = copied.0.saturating_mul(chunks);
+        let (copied_blocks, copied_bytes) = copied;
+        let (other_blocks, other_bytes) = other;
+        let count = copied_blocks.saturating_mul(chunks);
+
+        let copies =
+            if pull { link.gets(count, copied_bytes) } else { link.puts(count, copied_bytes) };
         // `arrived` or `taken` signals, and the waits for those of others.
         let flags = |blocks: u64| if pull { blocks } else { blocks.saturating_mul(chunks) };
+        let signals = request.flags(link, flags(copied_blocks));
+        let waits = request.flags(link, flags(other_blocks));
+
         Self {
             count,
             ready: request.ready(link, peers, own),
-            puts: if pull { link.gets(count, copied.1) } else { link.puts(count, copied.1) }
-                .max(link.receives(other.1)),
-            flags: request
-                .flags(link, flags(copied.0))
-                .saturating_add(request.flags(link, flags(other.0))),
+            puts: copies.max(link.receives(other_bytes)),
+            flags: signals.saturating_add(waits),
             hop: link.hop,
         }
-    }
-
-    fn terms(&self) -> (u64, u64, u64, u64) {
-        (self.ready, self.puts, self.flags, self.hop)
     }
 
     fn end(&self) -> u64 {
@@ -381,8 +460,9 @@ impl LaneTime {
     }
 }
 
-fn note(request: &CostRequest<'_>, link: &EffectiveLink, count: u64) -> String {
+fn copies_note(request: &CostRequest<'_>, link: &EffectiveLink, count: u64) -> String {
     let pull = schedule(request.algorithm).gets;
     let at = if pull { link.rate_of_gets(count) } else { link.rate(count) };
+
     format!("{count} × {} at {}", bytes(request.chunk_bytes()), rate(at))
 }

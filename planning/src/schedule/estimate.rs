@@ -17,6 +17,7 @@ use crate::links::{Link, Links, picoseconds, transfer_picoseconds};
 use crate::plan::{Algorithm, FlagOrder, Tier};
 use crate::topology::Topology;
 
+/// The algorithm, sizes, options and links from which a time is predicted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CostRequest<'a> {
     pub(crate) algorithm: Algorithm,
@@ -25,29 +26,46 @@ pub(crate) struct CostRequest<'a> {
     pub(crate) links: &'a Links,
 }
 
+/// The predicted time of the longest path through the plans.
 pub(crate) struct PathEstimate {
     pub(crate) terms: Vec<Term>,
+    /// The picoseconds that the host takes to submit all puts.
     pub(crate) host: u64,
 }
 
 impl CostRequest<'_> {
+    /// Returns the number of blocks that a rank sends to `peers` peers, and their bytes.
+    ///
+    /// `among` is the total bytes of the blocks that can be among them.
     pub(crate) fn sent(&self, peers: u64, among: u64) -> (u64, u64) {
         let collective = self.shape.collective;
+        // Where one rank receives everything, the others send to no other peer.
         let blocks = if collective.only_receiver().is_some() { peers.min(1) } else { peers };
+
+        // With equal outputs it is the rank's own block that goes to every peer.
         (blocks, self.bytes_of(blocks, among, !collective.has_equal_outputs()))
     }
 
+    /// Returns the number of blocks that a rank receives from `peers` peers, and their bytes.
+    ///
+    /// `among` is the total bytes of the blocks that can be among them.
     pub(crate) fn received(&self, peers: u64, among: u64) -> (u64, u64) {
         let collective = self.shape.collective;
         let blocks = if collective.only_provider().is_some() { peers.min(1) } else { peers };
+
         (blocks, self.bytes_of(blocks, among, collective.has_equal_outputs()))
     }
 
+    /// Returns an upper bound of the bytes of `blocks` blocks.
+    ///
+    /// Blocks of different ranks have at most `among` bytes together, without the shortest block.
     fn bytes_of(&self, blocks: u64, among: u64, of_different_ranks: bool) -> u64 {
         let largest = self.sums.block_bytes_max.saturating_mul(blocks);
         if of_different_ranks {
+            // The rank's own block is not copied, and it may be the shortest.
             return largest.min(among.saturating_sub(self.sums.block_bytes_min));
         }
+
         largest
     }
 
@@ -63,11 +81,13 @@ impl CostRequest<'_> {
         self.shape.tiers && self.sums.nodes > 1
     }
 
+    /// Returns the tier of the lanes to other nodes.
     pub(crate) fn tier_between_nodes(&self) -> Tier {
         if self.has_network() { Tier::Network } else { Tier::Local }
     }
 
     pub(crate) fn local_lanes(&self) -> usize {
+        // With a network, every local lane has a counterpart for the other nodes.
         if self.has_network() { self.lanes() / 2 } else { self.lanes() }
     }
 
@@ -75,6 +95,9 @@ impl CostRequest<'_> {
         (schedule(self.algorithm).lane_count)(self.sums.nodes as usize, self.shape.tiers)
     }
 
+    /// Returns how long a lane takes for `count` signals or waits that need not wait.
+    ///
+    /// Batched flags cost as much as one of them.
     pub(crate) fn flags(&self, link: &EffectiveLink, count: u64) -> u64 {
         let batches = if self.shape.flags == FlagOrder::Batched { count.min(1) } else { count };
         batches.saturating_mul(link.step)
@@ -88,22 +111,27 @@ impl CostRequest<'_> {
         if self.shape.in_place { 0 } else { self.chunks() }
     }
 
-    /// The self copy adds all of its time to that of the other copies if one thread runs both. Otherwise it adds only
-    /// what is left after them.
+    /// Returns the time that the self copy adds to that of the other copies.
+    ///
+    /// It is all of its time if one thread makes both. Otherwise it is what is left after them.
     pub(crate) fn self_copy_term(&self, own: &EffectiveLink, puts: u64) -> Term {
         if !own.by_processor {
             return self.rest_of_self_copy(own, puts);
         }
+
         Term::new("self copy", self.self_copy(own), "")
     }
 
+    /// Returns the time of the self copy that is left after other copies at the same time.
     pub(crate) fn rest_of_self_copy(&self, own: &EffectiveLink, puts: u64) -> Term {
         let left = self.self_copy(own).saturating_sub(puts);
         Term::new("self copy", left, "the rest after the puts")
     }
 
-    /// A self copy can hide a part of the time until a peer's `ready` signal arrives. With prompt flags it runs in
-    /// between in the same lane, and hides the time if the same thread runs both.
+    /// Returns the time until the `ready` signals of `peers` peers have been waited for.
+    ///
+    /// A self copy can hide a part of it. With prompt flags it runs between signal and wait in the
+    /// same lane, and hides the time if the same thread makes both.
     pub(crate) fn ready(
         &self,
         link: &EffectiveLink,
@@ -114,10 +142,12 @@ impl CostRequest<'_> {
         if peers == 0 || self.shape.outputs > 1 && !schedule(self.algorithm).gets {
             return 0;
         }
+
         let between = match (self.shape.flags, own) {
             (FlagOrder::Prompt, Some(own)) if own.by_processor => self.self_copy(own),
             _ => 0,
         };
+
         self.flags(link, peers).saturating_add(link.hop.saturating_sub(between))
     }
 }
@@ -154,56 +184,81 @@ impl Term {
     }
 }
 
+/// Returns the largest number of bytes of the inputs, outputs and inboxes of one rank.
 pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
-    let (block, all) = (sums.block_bytes_max, sums.total_bytes);
+    let block = sums.block_bytes_max;
+    let all = sums.total_bytes;
+
     if shape.collective.is_reduction() {
         let output = if shape.collective == Collective::AllReduce { all } else { block };
+        // The inbox has a place for the contribution of every rank, once for each output.
         let inbox = block.saturating_mul(sums.ranks);
         let input = if shape.in_place { 0 } else { all };
         let each = output.saturating_add(inbox);
         return each.saturating_mul(shape.outputs.into()).saturating_add(input);
     }
+
     let (input, output) = match (shape.collective.has_equal_outputs(), shape.collective.root()) {
         (true, _) => (block, all),
         (false, Some(_)) => (all, block),
         (false, None) => (block.saturating_mul(sums.ranks), all),
     };
-    let input = if shape.in_place { 0 } else { input };
-    output.saturating_mul(shape.outputs.into()).saturating_add(input)
+    let outputs = output.saturating_mul(shape.outputs.into());
+    // In place, the input is a part of the output.
+    if shape.in_place { outputs } else { outputs.saturating_add(input) }
 }
 
+/// The times and rates of a link under full load, after sharing with the other ranks of a node.
+///
+/// Times are in picoseconds and rates in bytes per second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EffectiveLink {
     put: u64,
     get: u64,
+    /// The additional time of a put that forwards bytes received from a peer.
     passed_on_put: u64,
+    /// The rate at which received bytes are read first, before they are put.
     passed_on: f64,
     in_flight: u64,
+    /// The rate of a single put.
     flow: f64,
+    /// The rate of a single get.
     get_flow: f64,
+    /// The rate of all copies of one lane together.
     lane: f64,
+    /// The rate of all copies out of one rank together.
     send: f64,
+    /// The rate of all copies into one rank together.
     receive: f64,
+    /// The time of a signal, or of a wait whose flag is set.
     pub(crate) step: u64,
+    /// The time from a signal until the waiting engine continues.
     pub(crate) hop: u64,
+    /// The time of the host to submit a put.
     pub(crate) submit: u64,
     pub(crate) by_processor: bool,
 }
 
 impl EffectiveLink {
+    /// Returns the share of a link that one rank has under full load.
+    ///
+    /// Without a tier, it is the link of the rank to itself. `node_ranks` ranks of a node copy at the
+    /// same time, and `senders` lanes put to other nodes.
     pub(crate) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
-        let link = links.of(tier.unwrap_or_default(), tier.is_none());
+        let link = links.link_of_tier(tier.unwrap_or_default(), tier.is_none());
         let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
             *link;
-        let senders = senders.max(1);
+
         let mut slowdown = 1.0;
         let mut shared = f64::INFINITY;
         if link.by_processor {
+            // With fewer processors than ranks, the ranks take turns, so all steps take longer.
             let processors = links.node.processors.map_or(node_ranks, u64::from).max(1);
             slowdown = (node_ranks as f64 / processors as f64).max(1.0);
             let copies = node_ranks.min(processors) as f64;
             shared = links.node.copy_bytes_per_second.map_or(shared, |all| all / copies);
         }
+        let senders = senders.max(1);
         if tier == Some(Tier::Network)
             && let Some(nics) = links.node.nics
         {
@@ -211,6 +266,7 @@ impl EffectiveLink {
             let busy = senders.min(nics.into()) as f64;
             shared = shared.min(nic * busy / senders as f64);
         }
+
         let get_flow = link.get_bytes_per_second.unwrap_or(link.bytes_per_second);
         let lane = link.engine_bytes_per_second.min(link.send_bytes_per_second);
         let slowed = |seconds: f64| picoseconds(seconds * slowdown);
@@ -232,6 +288,8 @@ impl EffectiveLink {
         }
     }
 
+    /// Returns the time of `count` puts with `bytes` bytes together.
+    ///
     /// If several puts can be in flight, the lane continues while the bytes of the last ones move.
     pub(crate) fn puts(&self, count: u64, bytes: u64) -> u64 {
         self.copies(self.put, self.flow, count, bytes)
@@ -241,19 +299,25 @@ impl EffectiveLink {
         self.copies(self.get, self.get_flow, count, bytes)
     }
 
+    /// Returns the time that `count` puts take longer because they forward bytes of a peer.
     pub(crate) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
         let first = count.saturating_mul(self.passed_on_put);
         first.saturating_add(transfer_picoseconds(bytes, self.passed_on))
     }
 
+    /// Returns the time of `count` copies with a latency of `each` and a rate of `flow`.
     fn copies(&self, each: u64, flow: f64, count: u64, bytes: u64) -> u64 {
         if count == 0 {
             return 0;
         }
+
         let latency = count.saturating_mul(each);
         if self.in_flight == 1 {
             return latency.saturating_add(transfer_picoseconds(bytes, self.shared_rate(flow, 1)));
         }
+
+        // Latencies and transfers overlap. The longer of both counts, with the transfer of the last
+        // copy or the latency of the first one.
         let last = transfer_picoseconds(bytes / count, self.shared_rate(flow, 1));
         let all = transfer_picoseconds(bytes, self.shared_rate(flow, count));
         latency.saturating_add(last).max(each.saturating_add(all))
@@ -267,6 +331,7 @@ impl EffectiveLink {
         self.shared_rate(self.get_flow, count)
     }
 
+    /// Returns the rate of a lane with `count` copies, of which only some are in flight at once.
     fn shared_rate(&self, flow: f64, count: u64) -> f64 {
         self.lane.min(flow * self.in_flight.min(count).max(1) as f64)
     }
@@ -280,39 +345,51 @@ impl EffectiveLink {
     }
 }
 
+/// The sums over ranks and nodes that the formulas need, so that they loop over neither.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterSums {
     pub(crate) ranks: u64,
     pub(crate) nodes: u64,
+    /// The number of ranks of the root's node, if there is a root.
     pub(crate) root_node_ranks: Option<u64>,
+    /// The bytes of all blocks together.
     pub(crate) total_bytes: u64,
+    /// The bytes that all self copies copy together.
     pub(crate) own_bytes: u64,
     pub(crate) block_bytes_max: u64,
     pub(crate) block_bytes_min: u64,
+    /// The nodes by their number of ranks.
     sizes: BTreeMap<u64, Size>,
+    /// The bytes that move between ranks.
     pub(crate) moved_bytes: u64,
+    /// The bytes that move between ranks of the same node if no data is forwarded.
     pub(crate) inside_bytes: u64,
 }
 
+/// The nodes with the same number of ranks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Size {
     nodes: u64,
+    /// The largest total bytes of the blocks of one of the nodes.
     block_bytes_max: u64,
 }
 
 impl ClusterSums {
+    /// Adds up the blocks of all ranks, where the block of rank r has `block_bytes[r]` bytes.
     pub(crate) fn new(topology: &Topology, collective: Collective, block_bytes: &[u64]) -> Self {
         let used = |rank: Rank| match collective.has_block_of(rank) {
             true => block_bytes[rank.index()],
             false => 0,
         };
         let block_bytes: Vec<u64> = Rank::all(topology.ranks()).map(used).collect();
+
         let mut sizes = BTreeMap::<u64, Size>::new();
         let mut inside_bytes = 0u64;
         for node in 0..Rank::at(topology.nodes()).0 {
             let members = topology.members(node);
             let bytes = sum(members.iter().map(|rank| block_bytes[rank.index()]));
             let ranks = members.len() as u64;
+
             // Where one rank sends or receives everything, each block goes to or comes from it.
             let inside = match collective.only_end() {
                 // Its own block is the only one, and all ranks contribute to it.
@@ -322,13 +399,16 @@ impl ClusterSums {
                 None => bytes.saturating_mul(ranks - 1),
             };
             inside_bytes = inside_bytes.saturating_add(inside);
+
             let size = sizes.entry(ranks).or_default();
             size.nodes += 1;
             size.block_bytes_max = size.block_bytes_max.max(bytes);
         }
+
         let ranks = topology.ranks() as u64;
         let total_bytes = sum(block_bytes.iter().copied());
         let (own_bytes, moved_bytes) = match collective.only_end() {
+            // A rank adds its own contribution and makes no self copy.
             _ if collective.is_reduction() => (0, total_bytes.saturating_mul(ranks - 1)),
             Some(root) => {
                 let own_bytes = block_bytes[root.index()];
@@ -336,11 +416,12 @@ impl ClusterSums {
             }
             None => (total_bytes, total_bytes.saturating_mul(ranks - 1)),
         };
-        let of_node = |root| topology.members(topology.node(root)).len() as u64;
+
+        let node_ranks = |root| topology.members(topology.node(root)).len() as u64;
         Self {
             ranks,
             nodes: topology.nodes() as u64,
-            root_node_ranks: collective.root().map(of_node),
+            root_node_ranks: collective.root().map(node_ranks),
             total_bytes,
             own_bytes,
             moved_bytes,
@@ -351,33 +432,43 @@ impl ClusterSums {
         }
     }
 
+    /// Returns the numbers of ranks of the smallest and of the largest node.
     pub(crate) fn node_ranks_min_max(&self) -> (u64, u64) {
         (self.node_ranks().next().unwrap_or(1), self.node_ranks().last().unwrap_or(1))
     }
 
+    /// Returns the different numbers of ranks that nodes have, in ascending order.
     pub(crate) fn node_ranks(&self) -> impl Iterator<Item = u64> + '_ {
         self.sizes.keys().copied()
     }
 
+    /// Returns the largest total bytes of the blocks of one node with `node_ranks` ranks.
     pub(crate) fn node_bytes(&self, node_ranks: u64) -> u64 {
         self.sizes.get(&node_ranks).map_or(0, |size| size.block_bytes_max)
     }
 
-    /// A block of the rank with local index l enters a node at the rank with local index l mod `node_ranks`.
+    /// Returns the largest number of blocks that enter a node of `node_ranks` ranks at one rank.
+    ///
+    /// A block of the rank with local index l enters the node at the rank with local index l mod
+    /// `node_ranks`.
     pub(crate) fn entering(&self, node_ranks: u64) -> u64 {
         let all = self.sizes.iter().map(|(ranks, size)| ranks.div_ceil(node_ranks) * size.nodes);
+        // The node itself is among those counted, with one block at each of its ranks.
         sum(all) - 1
     }
 
+    /// Returns the largest number of blocks of one other node that enter at one rank.
     pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
         self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
     }
 }
 
+/// Returns the picoseconds of all terms together.
 pub(crate) fn total(terms: &[Term]) -> u64 {
     sum(terms.iter().map(|term| term.picoseconds))
 }
 
+/// Returns the sum of numbers, which saturates.
 pub(crate) fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(0, u64::saturating_add)
 }

@@ -63,21 +63,29 @@ fn forwards(sums: &ClusterSums) -> bool {
     sums.nodes > 1
 }
 
+/// Returns the bytes that are moved inside nodes, and those that are moved over the network.
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sums = request.sums;
     let blocks = |count: u64| sums.block_bytes_max.saturating_mul(count);
+
+    // A rank puts its own block and those that enter at it to the other ranks of its node.
     let of_node = |ranks: u64| blocks((sums.entering(ranks) + 1) * (ranks - 1));
     let inside_max = sums.node_ranks().map(of_node).max().unwrap_or(0);
+
     let others = sums.nodes - 1;
-    let passed = match request.algorithm {
+    let sent = match request.algorithm {
+        // In the smallest node most blocks enter at one rank, which forwards them.
         Algorithm::HierarchicalRing => sums.entering(sums.node_ranks_min_max().0).max(others),
         _ => others,
     };
-    let between_max = blocks(passed);
+    let between_max = blocks(sent);
+
     let every = sums.moved_bytes;
     if !request.has_network() {
         return [Traffic::new(inside_max.saturating_add(between_max), every), Traffic::default()];
     }
+
+    // Each block enters every other node once.
     let between = sums.total_bytes.saturating_mul(others);
     [Traffic::new(inside_max, every.saturating_sub(between)), Traffic::new(between_max, between)]
 }
@@ -86,28 +94,33 @@ fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     lanes_with(request, direct_between)
 }
 
+/// Creates lane 0, and with several nodes the lane whose steps `between` returns.
 fn lanes_with(
     request: &PlanRequest<'_>,
     between: impl FnOnce(&PlanRequest<'_>, &Rails<'_>) -> Vec<Step>,
 ) -> Vec<Lane> {
     let rails = Rails::new(request);
     let tier = if request.has_network() { Tier::Network } else { Tier::Local };
-    let mut lanes = vec![Lane { tier: Tier::Local, steps: home(request, &rails) }];
+
+    let mut lanes = vec![Lane { tier: Tier::Local, steps: home_steps(request, &rails) }];
     if rails.nodes() > 1 {
         lanes.push(Lane { tier, steps: between(request, &rails) });
     }
     lanes
 }
 
+/// Returns the steps of lane 1 that put this rank's block to one rank of every other node.
 fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
     let writable = |owner| writable(request, owner, NETWORK_LANE);
-    let targets = || (1..rails.nodes()).map(|by| entry(rails.ahead(by), rails.at()));
+    let targets = || (1..rails.nodes()).map(|by| entry(rails.ahead(by), rails.local_index()));
+
     let mut steps = Vec::new();
     if let Some(flag) = writable(rank) {
-        let sources = (1..rails.nodes()).flat_map(|by| rails.entering(by, rails.at()));
+        let sources = (1..rails.nodes()).flat_map(|by| rails.entering(by, rails.local_index()));
         steps.extend(sources.map(|source| signal(source, flag)));
     }
+
     if shape.flags == FlagOrder::Batched {
         steps.extend(targets().filter_map(writable).map(wait));
     }
@@ -115,11 +128,14 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
         if shape.flags == FlagOrder::Prompt {
             steps.extend(writable(target).map(wait));
         }
+        // Even with batched flags each chunk is announced at once, because lane 0 of the target
+        // forwards it.
         steps.extend(announced(target, cells(rank, shape.chunks), Source::Input));
     }
     steps
 }
 
+/// Returns the puts of cells to a peer, each followed by its signal to lane 0 of the peer.
 fn announced(
     peer: Rank,
     cells: impl Iterator<Item = Cell>,
@@ -128,16 +144,24 @@ fn announced(
     cells.flat_map(move |cell| [put(peer, cell, from), signal(peer, arrived(cell, LaneId::HOME))])
 }
 
-fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
+/// Returns the steps of lane 0, which distributes blocks inside the node.
+///
+/// They are this rank's block and the blocks that enter the node at this rank.
+fn home_steps(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
-    let (mates, at, lane) = (rails.mates(), rails.at(), LaneId::HOME);
+    let lane = LaneId::HOME;
+    let mates = rails.mates();
+    let at = rails.local_index();
     let served = || after(mates.len(), at).map(|mate| mates[mate]);
     let writable = |owner| writable(request, owner, lane);
+
     let mut steps = Vec::new();
     if let Some(flag) = writable(rank) {
         steps.extend(served().map(|mate| signal(mate, flag)));
     }
+
     match shape.flags {
+        // The self copy comes first, as it can run until the first rank is ready.
         FlagOrder::Prompt => {
             steps.extend(self_copy(request));
             for mate in served() {
@@ -153,30 +177,43 @@ fn home(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
             steps.extend(to_mates().map(|(mate, cell)| signal(mate, arrived(cell, lane))));
         }
     }
-    for cell in entering(request, rails, at) {
+
+    // The ranks of the node are ready by now, so what enters is distributed without a further wait.
+    for cell in entering_cells(request, rails, at) {
         steps.push(wait(arrived(cell, lane)));
         match shape.flags {
-            FlagOrder::Prompt => steps.extend(
-                served().flat_map(|mate| announced(mate, [cell].into_iter(), Source::Output)),
-            ),
+            FlagOrder::Prompt => {
+                for mate in served() {
+                    steps.extend(announced(mate, [cell].into_iter(), Source::Output));
+                }
+            }
             FlagOrder::Batched => {
                 steps.extend(served().map(|mate| put(mate, cell, Source::Output)));
                 steps.extend(served().map(|mate| signal(mate, arrived(cell, lane))));
             }
         }
     }
+
+    // Every rank puts its own block before the blocks that enter at it, so the waits have this
+    // order.
     let serving = before(mates.len(), at);
     for mate in serving.clone() {
         steps.extend(cells(mates[mate], shape.chunks).map(|cell| wait(arrived(cell, lane))));
     }
     for mate in serving {
-        steps.extend(entering(request, rails, mate).map(|cell| wait(arrived(cell, lane))));
+        steps.extend(entering_cells(request, rails, mate).map(|cell| wait(arrived(cell, lane))));
     }
     steps
 }
 
-fn entering(request: &PlanRequest<'_>, rails: &Rails<'_>, at: usize) -> impl Iterator<Item = Cell> {
+/// Returns the cells that enter this node at the rank of local index `at`, in order of arrival.
+fn entering_cells(
+    request: &PlanRequest<'_>,
+    rails: &Rails<'_>,
+    at: usize,
+) -> impl Iterator<Item = Cell> {
     let chunks = request.shape.chunks;
+
     (1..rails.nodes()).flat_map(move |by| {
         let blocks = rails.entering(by, at);
         (0..chunks).flat_map(move |chunk| blocks.clone().map(move |block| Cell { block, chunk }))
@@ -187,10 +224,12 @@ fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     lanes_with(request, ring_between)
 }
 
+/// Returns the steps of lane 1, which puts and forwards blocks to the next node.
 fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
     let writable = |owner| writable(request, owner, NETWORK_LANE);
     let mut awaited = targets(rails);
+
     let mut steps = Vec::new();
     if let Some(flag) = writable(rank) {
         steps.extend(writers(rails).into_iter().map(|writer| signal(writer, flag)));
@@ -198,6 +237,7 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     if shape.flags == FlagOrder::Batched {
         steps.extend(awaited.drain(..).filter_map(writable).map(wait));
     }
+
     for hop in 0..last_hop(rails) + 1 {
         let from = if hop == 0 { Source::Input } else { Source::Output };
         for chunk in 0..shape.chunks {
@@ -207,11 +247,16 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
                 if hop > 0 {
                     steps.push(wait(arrived(cell, NETWORK_LANE)));
                 }
+
+                // With prompt flags, only the first put to a target waits for it.
                 if let Some(at) = awaited.iter().position(|&other| other == target) {
                     awaited.remove(at);
                     steps.extend(writable(target).map(wait));
                 }
                 steps.push(put(target, cell, from));
+
+                // Lane 1 of the target forwards the chunk, except after the last hop, and its lane
+                // 0 distributes it. A flag has one reader, so each lane has its own.
                 if hop < last_hop(rails) {
                     steps.push(signal(target, arrived(cell, NETWORK_LANE)));
                 }
@@ -222,31 +267,43 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
+/// Returns the hop, counted from 0, at which a block reaches the last of the other nodes.
+///
+/// Lane 1 exists only with two nodes or more.
 fn last_hop(rails: &Rails<'_>) -> usize {
     rails.nodes() - 2
 }
 
+/// Returns the blocks that this rank puts to the next node at a hop.
+///
+/// Each has the local index of its provider.
 fn passing<'a>(rails: &Rails<'a>, hop: usize) -> impl Iterator<Item = (Rank, usize)> + use<'a> {
+    // At hop 0 the rank puts only its own block, later those that entered this node at it.
     let step = if hop == 0 { usize::MAX } else { rails.mates().len() };
-    rails.behind(hop).iter().copied().zip(0..).skip(rails.at()).step_by(step)
+    rails.behind(hop).iter().copied().zip(0..).skip(rails.local_index()).step_by(step)
 }
 
+/// Returns the ranks of the next node to which this rank puts a block at any hop.
 fn targets(rails: &Rails<'_>) -> Vec<Rank> {
     let next = rails.ahead(1);
     let mut is_target = vec![false; next.len()];
     for hop in 0..last_hop(rails) + 1 {
         passing(rails, hop).for_each(|(_, place)| is_target[place % next.len()] = true);
     }
+
     picked(next, &is_target)
 }
 
+/// Returns the ranks of the previous node that put a block to this rank at any hop.
 fn writers(rails: &Rails<'_>) -> Vec<Rank> {
     let previous = rails.behind(1);
     let mut is_writer = vec![false; previous.len()];
     for by in 1..rails.nodes() {
-        let places = (rails.at()..rails.behind(by).len()).step_by(rails.mates().len());
+        // The blocks that enter this node at this rank entered the previous node by the same rule.
+        let places = (rails.local_index()..rails.behind(by).len()).step_by(rails.mates().len());
         places.for_each(|place| is_writer[place % previous.len()] = true);
     }
+
     picked(previous, &is_writer)
 }
 
@@ -254,32 +311,34 @@ fn picked(members: &[Rank], is_picked: &[bool]) -> Vec<Rank> {
     members.iter().zip(is_picked).filter(|&(_, &picked)| picked).map(|(&rank, _)| rank).collect()
 }
 
+/// The nodes as seen from one rank, and the ranks at which blocks enter them.
 #[derive(Clone, Copy, Debug)]
 struct Rails<'a> {
     topology: &'a Topology,
     node: usize,
-    at: usize,
+    local_index: usize,
 }
 
 impl<'a> Rails<'a> {
     fn new(request: &PlanRequest<'a>) -> Self {
         let &PlanRequest { topology, rank, .. } = request;
         let node = topology.node(rank) as usize;
-        Self { topology, node, at: topology.local_index(rank) }
+        Self { topology, node, local_index: topology.local_index(rank) }
     }
 
     fn nodes(&self) -> usize {
         self.topology.nodes()
     }
 
-    fn at(&self) -> usize {
-        self.at
+    fn local_index(&self) -> usize {
+        self.local_index
     }
 
     fn mates(&self) -> &'a [Rank] {
         self.ahead(0)
     }
 
+    /// Returns the ranks of the node `by` places after this rank's node.
     fn ahead(&self, by: usize) -> &'a [Rank] {
         self.topology.members(Rank::at((self.node + by) % self.nodes()).0)
     }
@@ -288,15 +347,20 @@ impl<'a> Rails<'a> {
         self.ahead(self.nodes() - by)
     }
 
+    /// Returns the blocks of the node `by` places before that enter this node at local index `at`.
     fn entering(&self, by: usize, at: usize) -> impl Iterator<Item = Rank> + Clone {
         self.behind(by).iter().copied().skip(at).step_by(self.mates().len())
     }
 }
 
+/// Returns the member of a node at which a block of local index `at` enters.
 fn entry(members: &[Rank], at: usize) -> Rank {
     members[at % members.len()]
 }
 
+/// Estimates the longest path through a rank of a node with `node_ranks` ranks.
+///
+/// It is one of three: over the network, through lane 0, or the work of both lanes by one thread.
 fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let CostRequest { sums, links, .. } = *request;
     let tier = request.tier_between_nodes();
@@ -315,29 +379,36 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let copy = request.self_copy(&own);
     let copy_home = if own.by_processor { copy } else { 0 };
 
-    // Both lanes ask for `ready`; only home has the self copy in between.
+    // Both lanes wait for `ready`; only home has the self copy in between.
     let ready_home = request.ready(&local, mates, Some(&own));
     let ready_network = request.ready(&network, between.targets, None);
+
     // The path over the network: all chunks arrive, and the last of them are distributed.
     let at_once = sums.entering_from_one(node_ranks);
     let tail = if between.time > 0 { spread_cells(cell, at_once) } else { 0 };
+    // Lane 0 signals lane 1 that the operation has begun.
     let go = if between.time > 0 { own.hop } else { 0 };
     let by_network = sum([ready_network, go, between.time, between.hop, tail]);
+
     // The path of lane 0: it begins with its own block, or waits for the first chunk.
     let first = sum([ready_network, go, between.first, between.hop]);
     let home = sum([ready_home, copy_home, spread]);
-    let by_home = if forwards > 0 { home.max(first).saturating_add(forwards) } else { home };
+    let home_end = if forwards > 0 { home.max(first).saturating_add(forwards) } else { home };
     // Both lanes on one fabric share the rate at which the rank can send.
-    let sent = (entering + 1).saturating_mul(mates).saturating_add(between.blocks);
-    let sent = local.sends(sent.saturating_mul(sums.block_bytes_max));
+    let sent_blocks = (entering + 1).saturating_mul(mates).saturating_add(between.blocks);
+    let sent = local.sends(sent_blocks.saturating_mul(sums.block_bytes_max));
     let by_home = match tier {
-        Tier::Local => by_home.max(ready_home.saturating_add(sent)),
-        Tier::Network => by_home,
+        Tier::Local => home_end.max(ready_home.saturating_add(sent)),
+        Tier::Network => home_end,
     };
+
+    // One thread makes the copies of both lanes, one after the other.
     let one_thread = local.by_processor && network.by_processor;
     let in_turn = [ready_home, copy_home, between.work, spread, forwards];
     let by_thread = if one_thread { sum(in_turn) } else { 0 };
 
+    let longest = by_network.max(by_home).max(by_thread);
+    let ready = if longest == by_network { ready_network } else { ready_home };
     let inside = format!("{} own, {} passed on", time(spread), time(forwards));
     let outside = format!(
         "{} × {} at {}",
@@ -345,39 +416,32 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         bytes(request.chunk_bytes()),
         rate(network.rate(between.puts))
     );
-    let longest = by_network.max(by_home).max(by_thread);
-    let ready = if longest == by_network { ready_network } else { ready_home };
+    let path = if longest == by_thread {
+        let note = format!("{outside} between nodes; {inside}");
+        Term::new("both lanes in turn", by_thread - ready, note)
+    } else if longest == by_home {
+        let hidden = match between.time {
+            0 => String::new(),
+            _ => format!("; {outside} between nodes at the same time"),
+        };
+        Term::new("puts inside the node", by_home - ready, format!("{inside}{hidden}"))
+    } else {
+        let last = time(tail);
+        let note =
+            format!("{outside}, the last spread in {last}; inside {inside} at the same time");
+        Term::new("puts between nodes", by_network - ready, note)
+    };
+
     let mut terms =
-        vec![Term::new("ready", ready, format!("of {} peers", mates + between.targets))];
-    terms.push(match longest {
-        _ if longest == by_thread => Term::new(
-            "both lanes in turn",
-            by_thread - ready,
-            format!("{outside} between nodes; {inside}"),
-        ),
-        _ if longest == by_home => {
-            let hidden = if between.time > 0 {
-                format!("; {outside} between nodes at the same time")
-            } else {
-                String::new()
-            };
-            Term::new("puts inside the node", by_home - ready, format!("{inside}{hidden}"))
-        }
-        _ => Term::new(
-            "puts between nodes",
-            by_network - ready,
-            format!(
-                "{outside}, the last spread in {}; inside {inside} at the same time",
-                time(tail)
-            ),
-        ),
-    });
+        vec![Term::new("ready", ready, format!("of {} peers", mates + between.targets)), path];
+    // A processor makes the self copy in lane 0, where it is counted already.
     if !own.by_processor {
         terms.push(Term::new("self copy", copy.saturating_sub(longest), "the rest after the puts"));
     }
     if mates > 0 {
         terms.push(Term::new("last arrival", local.hop, ""));
     }
+
     let local_puts = mates.saturating_mul(entering + 1).saturating_mul(request.chunks());
     let host = (local_puts.saturating_mul(local.submit))
         .saturating_add(between.puts.saturating_mul(network.submit))
@@ -385,32 +449,45 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     PathEstimate { terms, host }
 }
 
+/// The predicted work and times of lane 1, with times in picoseconds; 0 with one node.
 #[derive(Default)]
 struct NetworkTime {
+    /// The number of ranks that the lane puts to.
     targets: u64,
+    /// The number of blocks that the lane puts.
     blocks: u64,
+    /// The number of chunks that the lane puts.
     puts: u64,
+    /// The time for which the puts and their flags occupy the lane.
     work: u64,
+    /// The time until all chunks have been put and received.
     time: u64,
+    /// The time of the first put.
     first: u64,
+    /// The time until a signal is visible in another node.
     hop: u64,
 }
 
 impl NetworkTime {
+    /// Predicts lane 1 of a rank of a node with `node_ranks` ranks.
     fn new(request: &CostRequest<'_>, link: &EffectiveLink, node_ranks: u64) -> Self {
         let sums = request.sums;
         let others = sums.nodes - 1;
         if others == 0 {
             return Self::default();
         }
-        let (chunks, block) = (request.chunks(), sums.block_bytes_max);
+
+        let chunks = request.chunks();
+        let block = sums.block_bytes_max;
         let ring = request.algorithm == Algorithm::HierarchicalRing;
         // In a ring, a rank of a small node forwards everything that enters at it.
         let entering = sums.entering(node_ranks);
         let blocks = if ring { entering } else { others };
         let puts = blocks.saturating_mul(chunks);
-        let flags =
-            request.flags(link, 1).saturating_mul(puts).saturating_mul(if ring { 3 } else { 1 });
+
+        // In a ring a put has a wait before it and two signals behind it, otherwise one signal.
+        let flags_per_put = if ring { 3 } else { 1 };
+        let flags = request.flags(link, 1).saturating_mul(puts).saturating_mul(flags_per_put);
         // In a ring, all blocks except the own one came from the previous node.
         let foreign = blocks - 1;
         let passed_on = match ring {
@@ -421,15 +498,18 @@ impl NetworkTime {
             .puts(puts, block.saturating_mul(blocks))
             .saturating_add(passed_on)
             .saturating_add(flags);
+
         let first = link.puts(1, request.chunk_bytes());
+        let received = link.receives(block.saturating_mul(entering));
+        // A ring waits at every hop but the first, unless it puts other chunks in the meantime.
         let bubble = if ring {
             let others_chunks = first.saturating_mul(chunks * entering.div_ceil(others) - 1);
             link.hop.saturating_sub(others_chunks).saturating_mul(others - 1)
         } else {
             0
         };
-        let received = link.receives(block.saturating_mul(entering));
         let time = work.saturating_add(bubble).max(received);
+
         Self {
             targets: if ring { 1 } else { others },
             blocks,
@@ -442,11 +522,14 @@ impl NetworkTime {
     }
 }
 
+/// Returns how long lane 0 takes to distribute one chunk of another node.
 fn spread_cell(request: &CostRequest<'_>, local: &EffectiveLink, mates: u64) -> u64 {
     if mates == 0 {
         return 0;
     }
+
     let bytes = request.chunk_bytes().saturating_mul(mates);
+    // While the rank distributes a chunk, it receives as much from the ranks of its node.
     let puts = local.puts(mates, bytes).max(local.receives(bytes));
     puts.saturating_add(request.flags(local, mates)).saturating_add(request.flags(local, 1))
 }
@@ -455,6 +538,7 @@ fn spread_cells(cell: u64, cells: u64) -> u64 {
     cell.saturating_mul(cells)
 }
 
+/// Returns how long lane 0 takes to distribute the rank's own block.
 fn spread_own(
     request: &CostRequest<'_>,
     local: &EffectiveLink,

@@ -1,8 +1,9 @@
 //! Creates the plan of each rank from the algorithm of a collective operation.
 //!
-//! A schedule is a pure function from a topology and a [`Shape`] to the [plan](Plan) of each rank. It knows no
-//! engine, and no lengths: the [layout](crate::layout) gives cells their bytes. Every schedule asks the
-//! [`Collective`] which ranks provide data, so one file serves every collective that can move in its pattern.
+//! A schedule is a pure function from a topology and a [`Shape`] to the [plan](Plan) of each rank.
+//! It depends on no engine and on no lengths: the [layout](crate::layout) assigns bytes to cells.
+//! Every schedule takes from the [`Collective`] which ranks provide data, so one file serves every
+//! collective that can move in its pattern.
 //!
 //! | file | schedules | collectives |
 //! | --- | --- | --- |
@@ -12,8 +13,8 @@
 //! | `steps.rs` | | steps and the order of peers, for all schedules |
 //! | `estimate.rs` | | the time of a start as a closed formula, for all schedules |
 //!
-//! To add a schedule, write one file with its lanes and its estimate, add a name to [`Algorithm`], and add a row to
-//! the table below.
+//! To add a schedule, write one file with its lanes and its estimate, add a name to [`Algorithm`],
+//! and add a row to the table below.
 
 use peerlane_hal::{ErrorKind, Rank};
 
@@ -50,7 +51,7 @@ pub struct Shape {
     pub flags: FlagOrder,
     /// Whether other nodes are reached over the network fabric; otherwise one fabric reaches all ranks.
     ///
-    /// The lanes to other nodes are of [`Tier::Network`] then.
+    /// If so, the lanes to other nodes are of [`Tier::Network`].
     pub tiers: bool,
 }
 
@@ -68,6 +69,7 @@ impl Default for Shape {
     }
 }
 
+/// The arguments from which a schedule creates the lanes of one rank.
 #[derive(Clone, Copy, Debug)]
 struct PlanRequest<'a> {
     topology: &'a Topology,
@@ -85,18 +87,28 @@ impl PlanRequest<'_> {
     }
 }
 
+/// The functions and properties of one algorithm.
 #[doc(hidden)]
 #[expect(missing_debug_implementations, reason = "it holds functions")]
 pub struct Schedule {
     algorithm: Algorithm,
+    /// Returns whether the algorithm can execute a collective.
     suits: fn(Collective) -> bool,
+    /// Creates the lanes of one rank.
     lanes: fn(&PlanRequest<'_>) -> Vec<Lane>,
+    /// Returns why a simpler algorithm does the same on a topology, or `None` if none does.
     pub(crate) redundant: fn(&ClusterSums) -> Option<&'static str>,
+    /// Returns whether ranks forward received data, so that the number of chunks matters.
     pub(crate) forwards: fn(&ClusterSums) -> bool,
+    /// Whether ranks get blocks from their peers instead of putting them.
     pub gets: bool,
+    /// Returns whether assumed link rates are too inexact to prefer the algorithm inside one node.
     pub needs_measurements: fn(Collective, &Links) -> bool,
+    /// Returns the number of lanes for a number of nodes, with or without a network between them.
     pub lane_count: fn(usize, bool) -> usize,
+    /// Estimates the longest path through a rank of a node with the given number of ranks.
     pub(crate) estimate: fn(&CostRequest<'_>, u64) -> PathEstimate,
+    /// Returns the bytes that are moved inside nodes, and those that are moved over the network.
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
 
@@ -109,6 +121,7 @@ const SCHEDULES: [Schedule; 6] = [
     hierarchical::HIERARCHICAL_RING,
 ];
 
+/// Returns the functions and properties of an algorithm.
 #[doc(hidden)]
 pub fn schedule(algorithm: Algorithm) -> &'static Schedule {
     const { &SCHEDULES }
@@ -131,7 +144,10 @@ pub struct Movement {
 /// Returns whether an algorithm executes an all-gather by puts or gets, and whether ranks forward blocks.
 pub fn movement(algorithm: Algorithm, topology: &Topology, tiers: bool) -> Movement {
     let schedule = schedule(algorithm);
+    // Only the numbers of ranks and nodes decide whether data is forwarded, so the blocks are
+    // empty.
     let sums = ClusterSums::new(topology, Collective::AllGather, &vec![0; topology.ranks()]);
+
     Movement {
         gets: schedule.gets,
         forwards: (schedule.forwards)(&sums),
@@ -141,14 +157,15 @@ pub fn movement(algorithm: Algorithm, topology: &Topology, tiers: bool) -> Movem
 
 /// Returns the algorithms that can execute a collective operation, the simplest first.
 pub fn algorithms(collective: Collective) -> impl Iterator<Item = Algorithm> {
-    let suitable = move |&&one: &&Algorithm| (schedule(one).suits)(collective);
-    Algorithm::ALL.iter().filter(suitable).copied()
+    let all = Algorithm::ALL.iter().copied();
+    all.filter(move |&algorithm| (schedule(algorithm).suits)(collective))
 }
 
 pub(crate) fn check_suits(algorithm: Algorithm, collective: Collective) -> Result<(), Error> {
     if (schedule(algorithm).suits)(collective) {
         return Ok(());
     }
+
     let known = algorithms(collective).map(Algorithm::name).collect::<Vec<_>>().join(" or ");
     let name = collective.name();
     let text = format!("algorithm {algorithm} does not support {name}, expected {known}");
@@ -170,6 +187,7 @@ pub fn plan(
     if rank.index() >= topology.ranks() {
         return invalid(format!("rank {rank} does not exist in the topology of {topology}"));
     }
+
     let Shape { collective, chunks, in_place, outputs, flags, tiers: _ } = shape;
     check_suits(algorithm, collective)?;
     if let Err(text) = collective.check(topology.ranks(), in_place) {
@@ -178,11 +196,14 @@ pub fn plan(
     if !(1..=CHUNKS_MAX).contains(&chunks) {
         return invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}"));
     }
+
+    // In place, the output holds the input of the start, so a second one cannot take its turn.
     let outputs_max = if in_place { 1 } else { OUTPUTS_MAX };
     if !(1..=outputs_max).contains(&outputs) {
         let place = if in_place { "in place" } else { "out of place" };
         return invalid(format!("outputs is {outputs}, expected 1 to {outputs_max} {place}"));
     }
+
     let ranks = Rank::at(topology.ranks()).0;
     let lanes = (schedule(algorithm).lanes)(&PlanRequest { topology, rank, shape });
     Ok(Plan { collective, algorithm, rank, ranks, chunks, in_place, outputs, flags, lanes })

@@ -65,13 +65,16 @@ fn forwards(sums: &ClusterSums) -> bool {
 
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sums = request.sums;
-    let (rank, every) = (sums.total_bytes.saturating_sub(sums.block_bytes_min), sums.moved_bytes);
+    // A rank puts all blocks but that of the next rank.
+    let of_rank = sums.total_bytes.saturating_sub(sums.block_bytes_min);
+    let every = sums.moved_bytes;
     if !request.has_network() {
-        return [Traffic::new(rank, every), Traffic::default()];
+        return [Traffic::new(of_rank, every), Traffic::default()];
     }
+
     // Each of the hops between nodes, one for every node, carries all blocks but that of the rank after it.
     let between = every / sums.ranks.max(1) * sums.nodes;
-    [Traffic::new(rank, every.saturating_sub(between)), Traffic::new(rank, between)]
+    [Traffic::new(of_rank, every.saturating_sub(between)), Traffic::new(of_rank, between)]
 }
 
 fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
@@ -84,17 +87,24 @@ fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
         hops: [last; 2],
         copied: 0..request.shape.chunks,
     };
+
     let mut lanes = empty_lanes(request, 1);
     direction.extend(request, &mut lanes);
     lanes
 }
 
+/// Creates the lanes of both directions: the local ones first, then those of the network.
 fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     let mut order = ring_order(request);
     let last = order.len() - 1;
-    let (near, far) = (last / 2, last.div_ceil(2));
+    // For each chunk, the hops of both directions add up to the number of peers. If that is odd,
+    // even chunks go one hop further forwards, and odd chunks one hop further backwards.
+    let near = last / 2;
+    let far = last.div_ceil(2);
+    // Each direction makes half of the self copy.
     let middle = request.shape.chunks.div_ceil(2);
     let mut lanes = empty_lanes(request, 2);
+
     let forwards = Direction {
         order: &order,
         local: LaneId::HOME,
@@ -103,6 +113,8 @@ fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
         copied: 0..middle,
     };
     forwards.extend(request, &mut lanes);
+
+    // This rank stays first in the order, and the previous rank becomes the next one.
     order[1..].reverse();
     let backwards = Direction {
         order: &order,
@@ -112,77 +124,110 @@ fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
         copied: middle..request.shape.chunks,
     };
     backwards.extend(request, &mut lanes);
+
     lanes
 }
 
 fn empty_lanes(request: &PlanRequest<'_>, directions: usize) -> Vec<Lane> {
     let tiers = if request.has_network() { Tier::ALL } else { &[Tier::Local] };
     let lane = |&tier| vec![Lane { tier, steps: Vec::new() }; directions];
+
     tiers.iter().flat_map(lane).collect()
 }
 
+/// Returns the ranks in the order of the ring, node after node, beginning with this rank.
 fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
     let &PlanRequest { topology, rank, .. } = request;
     let node = topology.node(rank);
-    let (mates, at) = (topology.members(node), topology.local_index(rank));
-    let others = after(topology.nodes(), node as usize)
-        .flat_map(|node| topology.members(Rank::at(node).0).iter().copied());
-    mates[at..].iter().copied().chain(others).chain(mates[..at].iter().copied()).collect()
+    let mates = topology.members(node);
+    let at = topology.local_index(rank);
+
+    let mut order = mates[at..].to_vec();
+    for other in after(topology.nodes(), node as usize) {
+        order.extend_from_slice(topology.members(Rank::at(other).0));
+    }
+    // The ranks before this one in its node are the end of the ring.
+    order.extend_from_slice(&mates[..at]);
+    order
 }
 
+/// One direction of a ring, seen from the rank that is first in its order.
 struct Direction<'a> {
     order: &'a [Rank],
+    /// The lane for puts inside the node.
     local: LaneId,
+    /// The lane for puts to other nodes, if a network reaches them.
     network: LaneId,
+    /// The number of hops of even chunks, and that of odd ones.
     hops: [usize; 2],
+    /// The chunks of the rank's own block that this direction copies to its output.
     copied: Range<u32>,
 }
 
 impl Direction<'_> {
+    /// Appends the steps of this direction to the lanes.
     fn extend(self, request: &PlanRequest<'_>, lanes: &mut [Lane]) {
         let &PlanRequest { rank, shape, .. } = request;
         let chunks = || (0..shape.chunks).map(|chunk| (chunk, self.hops(chunk)));
         let furthest = chunks().map(|(_, hops)| hops).max().unwrap_or(0);
-        let is_copied = request.is_provider(rank) && !shape.in_place;
-        let copies = self.copied.clone().filter(|_| is_copied);
-        let copies = copies.map(|chunk| put(rank, Cell { block: rank, chunk }, Source::Input));
-        let (next, previous) = (self.rank_after(1), self.rank_after(self.order.len() - 1));
-        let (inward, outward) =
-            (self.lane(request, previous, rank), self.lane(request, rank, next));
-        let (reader, reader_next) = (self.reader(request, 0), self.reader(request, 1));
         let mut push = |lane: LaneId, step: Step| lanes[lane.index()].steps.push(step);
-        // Whether the previous rank puts data to this one, and this one to the next.
+
+        let next = self.rank_after(1);
+        let previous = self.rank_after(self.order.len() - 1);
+        let inward = self.lane(request, previous, rank);
+        let outward = self.lane(request, rank, next);
+        let reader = self.reader(request, 0);
+        let reader_next = self.reader(request, 1);
+
+        // Whether the previous rank puts data to this one, and this one to the next. In a broadcast
+        // the root gets nothing, and the rank before it puts nothing.
         let is_put_to = (0..furthest).any(|hop| request.is_provider(self.origin(hop + 1)));
         let puts = (0..furthest).any(|hop| request.is_provider(self.origin(hop)));
         let awaited = writable(request, next, outward).filter(|_| puts);
         if let Some(flag) = writable(request, rank, inward).filter(|_| is_put_to) {
             push(inward, signal(previous, flag));
         }
+
+        // Batched flags belong next to each other. With prompt flags, the self copy comes first, as
+        // it can run until the next rank is ready.
         if let (Some(flag), FlagOrder::Batched) = (awaited, shape.flags) {
             push(outward, wait(flag));
         }
-        copies.for_each(|copy| push(self.local, copy));
+        if request.is_provider(rank) && !shape.in_place {
+            for chunk in self.copied.clone() {
+                push(self.local, put(rank, Cell { block: rank, chunk }, Source::Input));
+            }
+        }
         if let (Some(flag), FlagOrder::Prompt) = (awaited, shape.flags) {
             push(outward, wait(flag));
         }
+
         for hop in 0..furthest {
-            let (block, from) = (self.origin(hop), source(hop));
+            let block = self.origin(hop);
             if !request.is_provider(block) {
                 continue;
             }
+            let from = source(hop);
+
+            // The chunks with fewer hops have reached their last rank.
             for (chunk, _) in chunks().filter(|&(_, hops)| hops > hop) {
                 let cell = Cell { block, chunk };
                 if hop > 0 {
                     push(reader, wait(arrived(cell, reader)));
                 }
+                // Only one lane waits for the previous rank, and relays the arrival to the one that
+                // forwards.
                 if hop > 0 && reader != outward {
                     push(reader, signal(rank, arrived(cell, outward)));
                     push(outward, wait(arrived(cell, outward)));
                 }
+
                 push(outward, put(next, cell, from));
                 push(outward, signal(next, arrived(cell, reader_next)));
             }
         }
+
+        // Nothing forwards the blocks that end here, so nothing has waited for them yet.
         for (chunk, hops) in chunks().filter(|&(_, hops)| hops > 0) {
             let block = self.origin(hops);
             if request.is_provider(block) {
@@ -191,6 +236,7 @@ impl Direction<'_> {
         }
     }
 
+    /// Returns the rank whose block is at this rank after a number of hops.
     fn origin(&self, hop: usize) -> Rank {
         self.rank_after(self.order.len() - hop)
     }
@@ -208,12 +254,18 @@ impl Direction<'_> {
         if leaves && request.has_network() { self.network } else { self.local }
     }
 
-    /// The local fabric cannot write flags of the network fabric, so no local lane signals a network lane of a peer.
+    /// Returns the lane in which the rank `by` places after this one waits for arrivals.
+    ///
+    /// The local fabric cannot write flags of the network fabric, so no local lane signals a
+    /// network lane of a peer.
     fn reader(&self, request: &PlanRequest<'_>, by: usize) -> LaneId {
         let last = self.order.len() - 1;
-        let (rank, previous, next) =
-            (self.rank_after(by), self.rank_after(by + last), self.rank_after(by + 1));
+        let rank = self.rank_after(by);
+        let previous = self.rank_after(by + last);
+        let next = self.rank_after(by + 1);
+
         match self.lane(request, previous, rank) == self.network {
+            // The lane that forwards waits itself, so that no relay is needed.
             true => self.lane(request, rank, next),
             false => self.local,
         }
@@ -224,78 +276,53 @@ fn source(hop: usize) -> Source {
     if hop == 0 { Source::Input } else { Source::Output }
 }
 
+/// Estimates the longest path through a ring with `ways` directions, at a node of `node_ranks`
+/// ranks.
 fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstimate {
     if request.shape.collective.only_provider().is_some() {
         return broadcast_estimate(request, node_ranks);
     }
+
     let CostRequest { sums, links, .. } = *request;
     let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
-    let Hops { inside, local, network } = Hops::new(request, node_ranks, ways);
+    let hop_links = HopLinks::new(request, node_ranks, ways);
+    let slowest = hop_links.slowest(request, |link| chunk_time(request, link));
+    let furthest = hop_links.slowest(request, |link| link.hop);
+
     let peers = sums.ranks - 1;
-    let used = || Hops::used(request, inside, &local, &network);
-    let chunk_time = |link: &EffectiveLink| chunk_time(request, link);
-    // There is always a link; of equally slow ones this is the last.
-    let slowest = used().max_by_key(|link| chunk_time(link)).unwrap_or(&local);
-    let chunk = chunk_time(slowest);
     let chunks = request.chunks();
     // With two directions, even chunks pass more hops in one direction, odd ones in the other.
-    let (near, hops) = (peers / ways, peers.div_ceil(ways));
+    let near = peers / ways;
+    let hops = peers.div_ceil(ways);
     let puts = hops * chunks.div_ceil(ways) + near * (chunks - chunks.div_ceil(ways));
-    let blocks = |count: u64| sums.block_bytes_max.saturating_mul(count);
-    // Two directions leave a node at two ranks, unless it has only one; and of two ranks each has one
-    // direction inside.
-    let one_way = peers.div_ceil(ways);
-    let inside_blocks = if request.has_network() && node_ranks == 2 { one_way } else { peers };
-    let out_blocks = if node_ranks > 1 { one_way } else { peers };
-    let every = match local.by_processor {
-        _ if !inside => 0,
-        // One thread drives both directions, one after the other.
-        true => chunk_time(&local).saturating_mul(inside_blocks.saturating_mul(chunks)),
-        false => local.sends(blocks(inside_blocks)),
-    };
-    let out = if request.has_network() { network.sends(blocks(out_blocks)) } else { 0 };
-    let every = every.max(out);
+
     // All blocks except the own one came from the previous rank.
     let foreign = peers.saturating_sub(1);
-    let passed_on = slowest.passed_on(foreign * chunks, blocks(foreign));
-    let all =
-        uneven(request, slowest, chunk.saturating_mul(puts).max(every).saturating_add(passed_on));
+    let foreign_bytes = sums.block_bytes_max.saturating_mul(foreign);
+    let passed_on = slowest.passed_on(foreign * chunks, foreign_bytes);
+    let one_by_one = chunk_time(request, slowest).saturating_mul(puts);
+    let even = one_by_one
+        .max(time_of_sends(request, &hop_links, node_ranks, ways))
+        .saturating_add(passed_on);
+    let all = uneven(request, slowest, even);
+
     // A signal from lane 0 announces the data that leaves the node to the network lane.
-    let relay = if request.has_network() && inside { own.hop } else { 0 };
-    let last_hop = used().map(|link| link.hop).max().unwrap_or(0);
-    let passed_on_chunk = |link: &EffectiveLink| link.passed_on(1, request.chunk_bytes());
-    let edge = |link: &EffectiveLink, relay: u64| {
-        chunk_time(link)
-            .saturating_add(passed_on_chunk(link))
-            .saturating_add(link.hop)
-            .saturating_add(relay)
-    };
-    let (near_edge, far_edge) = (edge(&local, 0), edge(&network, relay));
-    // A block crosses at most one way out of each node, and every other link at most once.
-    let out = if request.has_network() { sums.nodes.min(hops) } else { 0 };
-    let stay = hops.min(sums.ranks - if request.has_network() { sums.nodes } else { 0 });
-    let by = |out: u64| {
-        far_edge.saturating_mul(out).saturating_add(near_edge.saturating_mul(hops - out))
-    };
-    let others = chunk.saturating_add(passed_on_chunk(slowest)).saturating_mul(chunks - 1);
-    let journey = by(out).max(by(hops - stay)).saturating_add(others);
-    // The path begins at the rank that provides the block.
-    let journey = journey.saturating_sub(passed_on_chunk(&local).min(passed_on_chunk(slowest)));
+    let relay = if request.has_network() && hop_links.inside { own.hop } else { 0 };
+    let journey = time_of_journey(request, &hop_links, slowest, hops, relay);
+    let last_hop = furthest.hop;
+    // The journey goes on while the rank puts other chunks. With overlap it goes on in the next
+    // start.
     let uneven_overlap = overlaps(request, slowest) && sums.block_bytes_max > sums.block_bytes_min;
     let waits = match uneven_overlap {
         true => 0,
         false => journey.saturating_sub(all.saturating_add(last_hop)),
     };
 
-    let mut terms = Vec::new();
-    let furthest = used().max_by_key(|link| link.hop).unwrap_or(&local);
-    let ready = request.ready(furthest, peers.min(1), Some(&own));
     // If only network lanes have work, they start on a flag from lane 0 and end with one to it.
-    let entry = if inside { 0 } else { own.hop };
-    let ready = ready.saturating_add(entry);
-    let last_hop = last_hop.saturating_add(entry);
-    terms.push(Term::new("ready", ready, "of the next rank"));
-    terms.push(request.self_copy_term(&own, all.saturating_add(waits)));
+    let entry = if hop_links.inside { 0 } else { own.hop };
+    let ready = request.ready(furthest, peers.min(1), Some(&own)).saturating_add(entry);
+    let last_arrival = last_hop.saturating_add(entry);
+
     let longer = match passed_on {
         0 => String::new(),
         _ => format!(", {} longer as peers have just put it there", time(passed_on)),
@@ -305,44 +332,124 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
         bytes(request.chunk_bytes()),
         rate(slowest.rate(1))
     );
-    terms.push(Term::new("puts", all, note));
+    let mut terms = vec![
+        Term::new("ready", ready, "of the next rank"),
+        request.self_copy_term(&own, all.saturating_add(waits)),
+        Term::new("puts", all, note),
+    ];
     if hops > 0 {
         terms.push(Term::new("waits for the next chunk", waits, format!("on {hops} steps")));
-        terms.push(Term::new("last arrival", last_hop, ""));
+        terms.push(Term::new("last arrival", last_arrival, ""));
     }
-    let puts = peers.saturating_mul(chunks).saturating_mul(slowest.submit);
-    let host = puts.saturating_add(request.self_puts().saturating_mul(own.submit));
+
+    let submits = peers.saturating_mul(chunks).saturating_mul(slowest.submit);
+    let host = submits.saturating_add(request.self_puts().saturating_mul(own.submit));
     PathEstimate { terms, host }
 }
 
+/// Returns how long a rank takes to send all its blocks at the rates of its links.
+fn time_of_sends(
+    request: &CostRequest<'_>,
+    hop_links: &HopLinks,
+    node_ranks: u64,
+    ways: u64,
+) -> u64 {
+    let HopLinks { inside, local, network } = hop_links;
+    let peers = request.sums.ranks - 1;
+    let blocks = |count: u64| request.sums.block_bytes_max.saturating_mul(count);
+
+    // Two directions leave a node at two ranks, unless it has only one; and of two ranks each has
+    // one direction inside.
+    let one_way = peers.div_ceil(ways);
+    let inside_blocks = if request.has_network() && node_ranks == 2 { one_way } else { peers };
+    let out_blocks = if node_ranks > 1 { one_way } else { peers };
+
+    let inside_time = match local.by_processor {
+        _ if !inside => 0,
+        // One thread makes the copies of both directions, one after the other.
+        true => {
+            let puts = inside_blocks.saturating_mul(request.chunks());
+            chunk_time(request, local).saturating_mul(puts)
+        }
+        false => local.sends(blocks(inside_blocks)),
+    };
+    let out_time = if request.has_network() { network.sends(blocks(out_blocks)) } else { 0 };
+
+    inside_time.max(out_time)
+}
+
+/// Returns how long it takes until all chunks of one block have passed `hops` hops.
+///
+/// Each hop between nodes takes the time `relay` longer.
+fn time_of_journey(
+    request: &CostRequest<'_>,
+    hop_links: &HopLinks,
+    slowest: &EffectiveLink,
+    hops: u64,
+    relay: u64,
+) -> u64 {
+    let sums = request.sums;
+    let passed_on = |link: &EffectiveLink| link.passed_on(1, request.chunk_bytes());
+    let forwarded =
+        |link: &EffectiveLink| chunk_time(request, link).saturating_add(passed_on(link));
+    let near_hop = forwarded(&hop_links.local).saturating_add(hop_links.local.hop);
+    let far_hop =
+        forwarded(&hop_links.network).saturating_add(hop_links.network.hop).saturating_add(relay);
+
+    // A block crosses at most one way out of each node, and every other link at most once. The hops
+    // to other nodes may be the slower or the faster ones, so as many or as few as possible count.
+    let ways_out = if request.has_network() { sums.nodes } else { 0 };
+    let out_max = ways_out.min(hops);
+    let out_min = hops - hops.min(sums.ranks - ways_out);
+    let first_chunk =
+        |out: u64| far_hop.saturating_mul(out).saturating_add(near_hop.saturating_mul(hops - out));
+    let first = first_chunk(out_max).max(first_chunk(out_min));
+
+    // The other chunks follow at the pace of the slowest hop.
+    let others = forwarded(slowest).saturating_mul(request.chunks() - 1);
+    // The path begins at the rank that provides the block, and its put forwards nothing.
+    first.saturating_add(others).saturating_sub(passed_on(&hop_links.local).min(passed_on(slowest)))
+}
+
+/// Returns whether a start overlaps with the next one, with outputs in turn and engines of a
+/// device.
 fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
     request.shape.outputs > 1 && !link.by_processor
 }
 
-/// Every link of a ring carries all blocks but one. If blocks differ in length, the largest block reaches the last rank
-/// chunk by chunk. With outputs in turn and engines of a device, the journey of one start overlaps with the next start.
+/// Shortens the time `even`, which counts all blocks as the largest one, if blocks differ in
+/// length.
+///
+/// Every link of a ring carries all blocks but one. If blocks differ in length, the largest block
+/// reaches the last rank chunk by chunk. With outputs in turn and engines of a device, the journey
+/// of one start overlaps with the next start.
 fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     let sums = request.sums;
     let peers = sums.ranks - 1;
     if sums.block_bytes_max == sums.block_bytes_min || peers == 0 {
         return even;
     }
+
     let equal = sums.block_bytes_max.saturating_mul(peers);
+    // The busiest link leads to the rank whose block is the shortest.
     let carried = sums.total_bytes - sums.block_bytes_min;
     let others = request.chunk_bytes().saturating_mul(peers - 1);
     let journey = sums.block_bytes_max.saturating_add(others);
     let needed = if overlaps(request, link) { carried } else { carried.max(journey) };
+
     let saved = equal.saturating_sub(needed);
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
 }
 
-struct Hops {
+/// The links that the hops of a ring use.
+struct HopLinks {
+    /// Whether hops inside the node exist.
     inside: bool,
     local: EffectiveLink,
     network: EffectiveLink,
 }
 
-impl Hops {
+impl HopLinks {
     fn new(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> Self {
         let links = request.links;
         Self {
@@ -353,51 +460,64 @@ impl Hops {
         }
     }
 
-    fn used<'a>(
+    /// Returns the link with the longest time among those in use.
+    fn slowest(
+        &self,
         request: &CostRequest<'_>,
-        inside: bool,
-        local: &'a EffectiveLink,
-        network: &'a EffectiveLink,
-    ) -> impl Iterator<Item = &'a EffectiveLink> + use<'a> {
-        let used = [(inside, local), (request.has_network(), network)];
-        used.into_iter().filter(|(used, _)| *used).map(|(_, link)| link)
+        time: impl Fn(&EffectiveLink) -> u64,
+    ) -> &EffectiveLink {
+        let local = self.inside.then_some(&self.local);
+        let network = request.has_network().then_some(&self.network);
+        let used = local.into_iter().chain(network);
+
+        // There is always a link; of equally slow ones this is the last.
+        used.max_by_key(|link| time(link)).unwrap_or(&self.local)
     }
 }
 
+/// Returns how long one hop takes to put a chunk, with the wait before it and the signal after it.
 fn chunk_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
     let flags = request.flags(link, 1).saturating_mul(2);
+    // While the rank puts a chunk, it receives another one.
     let chunk = link.puts(1, request.chunk_bytes()).max(link.receives(request.chunk_bytes()));
+
     chunk.saturating_add(flags)
 }
 
-/// In a ring broadcast, the first chunk passes every hop, and the other chunks follow over the slowest hop.
+/// Estimates a ring broadcast.
+///
+/// The first chunk passes every hop, and the other chunks follow over the slowest hop.
 fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let sums = request.sums;
-    let own = EffectiveLink::new(request.links, None, 1, 1);
-    let Hops { inside, local, network } = Hops::new(request, node_ranks, 1);
-    let used = || Hops::used(request, inside, &local, &network);
     let hops = sums.ranks - 1;
+    let own = EffectiveLink::new(request.links, None, 1, 1);
+    let hop_links = HopLinks::new(request, node_ranks, 1);
+
     // Every rank except the root forwards data that has just arrived.
     let forwarded = |link: &EffectiveLink| {
         let passed_on = if hops > 1 { link.passed_on(1, request.chunk_bytes()) } else { 0 };
         chunk_time(request, link).saturating_add(passed_on)
     };
-    let slowest = used().max_by_key(|link| forwarded(link)).unwrap_or(&local);
-    let furthest = used().max_by_key(|link| link.hop).unwrap_or(&local);
+    let slowest = hop_links.slowest(request, forwarded);
+    let furthest = hop_links.slowest(request, |link| link.hop);
+
     let between = if request.has_network() { (sums.nodes - 1).min(hops) } else { 0 };
-    // A signal from lane 0 announces the data that leaves a node. If only network lanes have work, they start on a flag from
-    // lane 0 and end with one to it.
-    let relay = if between > 0 && inside { own.hop } else { 0 };
-    let entry = if between > 0 && !inside { own.hop } else { 0 };
-    let hop = |link: &EffectiveLink, relay: u64| {
-        forwarded(link).saturating_add(link.hop).saturating_add(relay)
-    };
-    let first = hop(&network, relay)
+    // A signal from lane 0 announces the data that leaves a node. If only network lanes have work,
+    // they start on a flag from lane 0 and end with one to it.
+    let relay = if between > 0 && hop_links.inside { own.hop } else { 0 };
+    let entry = if between > 0 && !hop_links.inside { own.hop } else { 0 };
+
+    let HopLinks { local, network, .. } = &hop_links;
+    let near_hop = forwarded(local).saturating_add(local.hop);
+    let far_hop = forwarded(network).saturating_add(network.hop).saturating_add(relay);
+    let first = far_hop
         .saturating_mul(between)
-        .saturating_add(hop(&local, 0).saturating_mul(hops - between))
+        .saturating_add(near_hop.saturating_mul(hops - between))
+        // The put of the root forwards nothing.
         .saturating_sub(forwarded(slowest) - chunk_time(request, slowest));
     let others = forwarded(slowest).saturating_mul(request.chunks() - 1);
     let ready = request.ready(furthest, hops.min(1), Some(&own)).saturating_add(entry);
+
     let note = format!(
         "{} × {} at {} over {hops} hops",
         request.chunks(),
@@ -413,6 +533,7 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
         terms.push(Term::new("other chunks", others, "behind it"));
         terms.push(Term::new("end of the network lane", entry, ""));
     }
+
     let host = request.chunks().saturating_mul(slowest.submit);
     PathEstimate { terms, host }
 }

@@ -11,9 +11,12 @@ pub(super) fn cells(block: Rank, chunks: u32) -> impl Iterator<Item = Cell> + Cl
     (0..chunks).map(move |chunk| Cell { block, chunk })
 }
 
+/// Returns the puts of this rank's own block into its output; none if its output does not need
+/// them.
 pub(super) fn self_copy(request: &PlanRequest<'_>) -> impl Iterator<Item = Step> + use<> {
     let &PlanRequest { rank, shape, .. } = request;
     let is_copied = shape.collective.requires(rank, rank) && !shape.in_place;
+
     cells(rank, shape.chunks)
         .filter(move |_| is_copied)
         .map(move |cell| put(rank, cell, Source::Input))
@@ -35,16 +38,20 @@ pub(super) fn arrived(cell: Cell, lane: LaneId) -> Flag {
     Flag::Arrived { cell, lane }
 }
 
+/// Returns the flag that announces a contribution to its receiver, which adds in lane 0.
 pub(super) fn contributed(cell: Cell) -> Flag {
     Flag::Contributed { cell, lane: LaneId::HOME }
 }
 
-/// Adds the contributions of all ranks to one chunk of a rank's own block, in rank order. In place, its own contribution is in the
-/// chunk, so it comes first.
+/// Adds the contributions of all ranks to one chunk of a rank's own block, in rank order.
+///
+/// In place, the chunk already holds the rank's own contribution, and the first addition overwrites
+/// the chunk, so the own contribution comes first.
 pub(super) fn reduce(request: &PlanRequest<'_>, cell: Cell) -> impl Iterator<Item = Step> + use<> {
     let &PlanRequest { topology, rank, shape } = request;
     let first = shape.in_place.then_some(rank);
     let others = Rank::all(topology.ranks()).filter(move |from| Some(*from) != first);
+
     first.into_iter().chain(others).map(move |from| Step::Reduce { cell, from })
 }
 
@@ -52,9 +59,13 @@ pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {
     Flag::Ready { from, lane }
 }
 
-/// With two alternating outputs, the chunks that arrived in the last run can show that the other output is
-/// free. A rank that has a block of every rank in the last start knows that all of them have entered that
-/// start, so the output before it is free. Otherwise a flag of the last start says so.
+/// Returns the flag to wait for before writing to the output of `from`, or `None` if none is
+/// needed.
+///
+/// The rank `from` signals the same flag. With two alternating outputs, the chunks that arrived in
+/// the last start can show that the other output is free: a rank that has a block of every rank in
+/// the last start knows that all of them have entered that start, so the output before it is free.
+/// Otherwise a flag of the last start says so.
 pub(super) fn writable(request: &PlanRequest<'_>, from: Rank, lane: LaneId) -> Option<Flag> {
     match request.shape {
         Shape { outputs: 1, .. } => Some(ready(from, lane)),
@@ -63,55 +74,78 @@ pub(super) fn writable(request: &PlanRequest<'_>, from: Rank, lane: LaneId) -> O
     }
 }
 
-/// A rank serves its peers in cyclic order from the next rank on, so that no two ranks serve the same peer at once.
+/// Returns the positions of the peers that the rank at position `at` serves, in order.
+///
+/// The order is cyclic from the next position on, so that no two ranks serve the same peer at once.
 pub(super) fn after(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {
     (at + 1..count).chain(0..at)
 }
 
-/// Peers serve a rank in cyclic order, backwards from the rank before it.
+/// Returns the positions of the peers that serve the rank at position `at`, in order.
+///
+/// As each of them serves in the order of [`after`], this order is cyclic and backwards from the
+/// position before `at`.
 pub(super) fn before(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {
     (0..at).rev().chain((at + 1..count).rev())
 }
 
+/// The peers of a rank in one lane.
 #[derive(Debug)]
 pub(super) struct PeerLane {
     pub(super) lane: LaneId,
     pub(super) tier: Tier,
+    /// The peers that the rank puts to, or gets from, in this order.
     pub(super) served: Vec<Rank>,
+    /// The peers that put to the rank, or get from it, in the expected order.
     pub(super) serving: Vec<Rank>,
 }
 
+/// Returns lane 0, which reaches all peers, or lane 0 for the rank's node and a lane for the
+/// network.
 pub(super) fn peer_lanes(request: &PlanRequest<'_>) -> Vec<PeerLane> {
     let &PlanRequest { topology, rank, .. } = request;
     let home =
         |served, serving| PeerLane { lane: LaneId::HOME, tier: Tier::Local, served, serving };
+
     if !request.has_network() {
-        let (ranks, at) = (topology.ranks(), rank.index());
+        let ranks = topology.ranks();
+        let at = rank.index();
         let served = after(ranks, at).map(Rank::at).collect();
-        return vec![home(served, before(ranks, at).map(Rank::at).collect())];
+        let serving = before(ranks, at).map(Rank::at).collect();
+        return vec![home(served, serving)];
     }
-    let (mates, at) = (topology.members(topology.node(rank)), topology.local_index(rank));
+
+    let mates = topology.members(topology.node(rank));
+    let at = topology.local_index(rank);
     let served = after(mates.len(), at).map(|mate| mates[mate]).collect();
     let serving = before(mates.len(), at).map(|mate| mates[mate]).collect();
     vec![home(served, serving), network_lane(request)]
 }
 
-/// In each node a rank begins with the peer of its own local index, so that the ranks of two nodes of one size meet in
-/// pairs.
+/// Returns the lane to the ranks of all other nodes.
+///
+/// In each node a rank begins with the peer of its own local index, so that the ranks of two nodes
+/// of equal size meet in pairs.
 fn network_lane(request: &PlanRequest<'_>) -> PeerLane {
     let &PlanRequest { topology, rank, .. } = request;
-    let (nodes, node) = (topology.nodes(), topology.node(rank) as usize);
+    let nodes = topology.nodes();
+    let node = topology.node(rank) as usize;
     let at = topology.local_index(rank);
-    let members = |node: usize| topology.members(Rank::at(node).0);
-    let served = after(nodes, node).flat_map(|node| {
-        let members = members(node);
-        (0..members.len()).map(move |by| members[(at + by) % members.len()])
-    });
-    let serving = before(nodes, node).flat_map(|node| {
-        let members = members(node);
+
+    let mut served = Vec::new();
+    for node in after(nodes, node) {
+        let members = topology.members(Rank::at(node).0);
+        served.extend((0..members.len()).map(|by| members[(at + by) % members.len()]));
+    }
+
+    let mut serving = Vec::new();
+    for node in before(nodes, node) {
+        let members = topology.members(Rank::at(node).0);
         let count = members.len();
-        (0..count).map(move |by| members[(at % count + count - by) % count])
-    });
-    let (served, serving) = (served.collect(), serving.collect());
+        // The member of local index `at - by` serves this rank after `by` others. In a smaller
+        // node, local indices count modulo its number of ranks; adding `count` avoids an underflow.
+        serving.extend((0..count).map(|by| members[(at % count + count - by) % count]));
+    }
+
     PeerLane { lane: NETWORK_LANE, tier: Tier::Network, served, serving }
 }
