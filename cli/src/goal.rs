@@ -118,9 +118,10 @@ impl Goal {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let tensor = |lengths: &Vec<u64>| Lengths::of(lengths);
+        let tensor = |lengths: &Vec<u64>| Lengths::by_rank(lengths);
         let blocks = if self.is_by_pair {
-            let row = |rank| Lengths::of(&by_peer(&lengths[0], rank, |from, to| to + ranks - from));
+            let row =
+                |rank| Lengths::by_rank(&by_peer(&lengths[0], rank, |from, to| to + ranks - from));
             BlockBytes::ByPair((0..ranks).map(row).collect::<std::result::Result<_, _>>()?)
         } else {
             BlockBytes::ByTensor(lengths.iter().map(tensor).collect::<std::result::Result<_, _>>()?)

@@ -15,13 +15,19 @@ use peerlane_hal::ErrorKind;
 
 /// Relative errors above this value count linearly and not squared, so that outliers weigh less.
 const OUTLIER: f64 = 0.3;
+
 /// The factors by which the search changes a parameter, from coarse to fine.
 const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
+
+/// The largest number of rounds over all parameters with one factor.
 const ROUNDS_MAX: usize = 40;
-/// The ratio of the memory sizes at which cache effects ([`CacheFactor`]) are fitted, smaller than the ratio
-/// of cache sizes.
+
+/// The ratio of the memory sizes at which cache effects ([`CacheFactor`]) are fitted.
+///
+/// It is smaller than the ratio of cache sizes.
 const REACH_STEP: u64 = 4;
 
+/// A function that returns a figure of the links, which the search changes.
 type Parameter = fn(&mut Links) -> &mut f64;
 
 /// Fits link rates to measured all-gathers, starting from default rates.
@@ -38,6 +44,7 @@ pub fn calibrate(
     if samples.is_empty() {
         return invalid("samples is empty, expected at least 1 measurement".to_owned());
     }
+
     for (index, sample) in samples.iter().enumerate() {
         let seconds = sample.seconds;
         if !(seconds.is_finite() && seconds > 0.0) {
@@ -46,81 +53,120 @@ pub fn calibrate(
             ));
         }
     }
+
     let (mut links, errors) = fit(known, topology, &samples)?;
+    // Residuals correct the predictions of the fitted links.
     links.residuals =
         samples.iter().zip(&errors).map(|(sample, error)| residual(sample, *error)).collect();
     Ok(Calibration { key, links, samples, errors })
 }
 
+/// Returns the correction of predictions like `sample`, whose fitted time has the relative error
+/// `error`.
 fn residual(sample: &Sample, error: f64) -> Residual {
-    let &Sample { algorithm, in_place, outputs, flags, tiers, block_bytes, .. } = sample;
+    // The predicted time is 1 + `error` times the measured one.
     let factor = (1.0 / (1.0 + error)).clamp(Residual::FACTOR_MIN, Residual::FACTOR_MAX);
+
+    let &Sample { algorithm, in_place, outputs, flags, tiers, block_bytes, .. } = sample;
     Residual { algorithm, in_place, outputs, flags, tiers, block_bytes, factor }
 }
 
+/// Fits the links to the samples. Returns them with the relative error of each sample's prediction.
 fn fit(
     mut links: Links,
     topology: &Topology,
     samples: &[Sample],
 ) -> Result<(Links, Vec<f64>), Error> {
+    // Residuals of an earlier calibration would hide the errors of the links.
     links.residuals.clear();
     if links.local.by_processor {
         links.node.cache_factors = cache_points(&links, topology, samples);
     }
+
+    // The search finds a minimum near its start, so it starts near the measured rates.
     scale_to_line(&mut links, topology, samples);
     for link in [&mut links.own, &mut links.local] {
         remove_shared_limits(link);
     }
+
     let parameters = parameters(&links, topology, samples);
-    let points = cache_factors_mut(&mut links).len();
     let mut best = loss(&links, topology, samples)?;
     for factor in FACTORS {
         for _ in 0..ROUNDS_MAX {
             let before = best;
-            for at in 0..parameters.len() + points {
-                for by in [factor, 1.0 / factor] {
-                    let mut other = links.clone();
-                    scale(&mut other, &parameters, at, by);
-                    if other.check().is_err() {
-                        continue;
-                    }
-                    let found = loss(&other, topology, samples)?;
-                    if found < best {
-                        (best, links) = (found, other);
-                    }
-                }
-            }
+            improve(&mut links, &mut best, factor, &parameters, topology, samples)?;
+
+            // A round that lowers the loss by less than 0.1 % is not worth another one.
             if best > before * 0.999 {
                 break;
             }
         }
     }
+
     let errors = relative_errors(&links, topology, samples)?;
     Ok((links, errors))
 }
 
+/// Multiplies and divides each parameter by `factor`, and keeps every change that lowers the loss
+/// `best`.
+fn improve(
+    links: &mut Links,
+    best: &mut f64,
+    factor: f64,
+    parameters: &[Parameter],
+    topology: &Topology,
+    samples: &[Sample],
+) -> Result<(), Error> {
+    let cache_factors = cache_factors_mut(links).len();
+    for index in 0..parameters.len() + cache_factors {
+        for by in [factor, 1.0 / factor] {
+            let mut other = links.clone();
+            scale(&mut other, parameters, index, by);
+
+            // A figure outside of its bounds would make the calibration invalid.
+            if other.check().is_err() {
+                continue;
+            }
+
+            let found = loss(&other, topology, samples)?;
+            if found < *best {
+                *best = found;
+                *links = other;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Multiplies the parameter with index `at` by `by`. The cache factors come after the parameters.
 fn scale(links: &mut Links, parameters: &[Parameter], at: usize, by: f64) {
     match parameters.get(at) {
         Some(parameter) => {
+            // Scaling cannot change a figure of 0, so it first becomes a nanosecond.
             let value = parameter(links);
             *value = (*value * by).max(1e-9);
         }
         None => {
             let times = &mut cache_factors_mut(links)[at - parameters.len()];
+            // The bounds are those that `Links::check` accepts.
             **times = (**times * by).clamp(1e-3, 1e3);
         }
     }
 }
 
+/// Returns the factors of all cache points, which for each point are that of puts and that of gets.
 fn cache_factors_mut(links: &mut Links) -> Vec<&mut f64> {
-    let points = links.node.cache_factors.iter_mut();
-    let both = points
-        .flat_map(|CacheFactor { factor, gets_factor, .. }| iter::once(factor).chain(gets_factor));
-    both.collect()
+    let mut factors = Vec::new();
+    for CacheFactor { factor, gets_factor, .. } in &mut links.node.cache_factors {
+        factors.push(factor);
+        factors.extend(gets_factor);
+    }
+    factors
 }
 
-/// Removes the rate limits of lanes and ranks, because one thread makes all copies over the link, one at a
-/// time.
+/// Removes the rate limits of lanes and ranks from a link of processors.
+///
+/// One thread makes all copies over such a link, one at a time, so only its own rate limits them.
 fn remove_shared_limits(link: &mut Link) {
     if link.by_processor {
         link.engine_bytes_per_second = Link::UNLIMITED;
@@ -132,30 +178,47 @@ fn remove_shared_limits(link: &mut Link) {
 /// Scales the initial link rates to a line through the measured times of direct all-gathers.
 fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
-    let direct =
-        samples.iter().filter(|sample| puts_to_every_peer(sample, topology) && peers > 0.0);
+    if peers <= 0.0 {
+        return;
+    }
+
+    // A rank puts its block to each peer, so these are the bytes that pass its engine.
+    let direct = samples.iter().filter(|sample| puts_to_every_peer(sample, topology));
     let points: Vec<_> =
         direct.map(|sample| (sample.block_bytes as f64 * peers, sample.seconds)).collect();
     let Some((_, beta)) = line(&points) else { return };
+
+    // Noise can make longer blocks seem faster.
     if beta > 0.0 {
-        let longer = |link: &mut Link| {
-            let factor = 1.0 / (beta * link.engine_bytes_per_second);
-            for rate in rates(link) {
-                *rate = (*rate * factor).clamp(1.0, 1e18);
-            }
-        };
-        longer(&mut links.local);
+        scale_rates(&mut links.local, beta);
         if links.own.by_processor {
-            longer(&mut links.own);
+            scale_rates(&mut links.own, beta);
         }
     }
 }
 
-/// Fits the line `seconds = α + β · bytes` by least squares of relative errors; `None` with fewer than two different
-/// sizes.
+/// Scales all rates of a link, so that its engines need `seconds_per_byte`.
+fn scale_rates(link: &mut Link, seconds_per_byte: f64) {
+    let factor = 1.0 / (seconds_per_byte * link.engine_bytes_per_second);
+    for rate in rates(link) {
+        // The bounds are those that `Links::check` accepts.
+        *rate = (*rate * factor).clamp(1.0, 1e18);
+    }
+}
+
+/// Fits the line `seconds = α + β · bytes` by least squares of relative errors; `None` with fewer
+/// than two different sizes.
+///
+/// Returns α and β.
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
-    let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    // The sums of the weights, and of the weighted values and products.
+    let mut w = 0.0;
+    let mut wx = 0.0;
+    let mut wy = 0.0;
+    let mut wxx = 0.0;
+    let mut wxy = 0.0;
     for &(x, y) in points.iter().filter(|(_, y)| *y > 0.0) {
+        // A relative error is an error divided by `y`, and its square counts.
         let weight = 1.0 / (y * y);
         w += weight;
         wx += weight * x;
@@ -163,14 +226,20 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
         wxx += weight * x * x;
         wxy += weight * x * y;
     }
+
+    // The determinant is 0 if all sizes are equal, up to rounding.
     let determinant = w * wxx - wx * wx;
     if determinant.is_nan() || determinant <= w * wxx * 1e-12 {
         return None;
     }
+
     let beta = (w * wxy - wx * wy) / determinant;
     Some(((wy - beta * wx) / w, beta))
 }
 
+/// Returns the cache points to fit, all with a factor of 1.
+///
+/// They cover the memory sizes of the samples.
 fn cache_points(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<CacheFactor> {
     let memory: Vec<u64> = samples
         .iter()
@@ -179,8 +248,11 @@ fn cache_points(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<C
     let (Some(least), Some(most)) = (memory.iter().min(), memory.iter().max()) else {
         return Vec::new();
     };
+
     let pulls = samples.iter().any(|sample| moved(sample, topology).gets);
     let gets_factor = pulls.then_some(1.0);
+
+    // Smaller operations fit into every cache.
     let first = (64 << 10).max(*least);
     let sizes = iter::successors(Some(first), |bytes| bytes.checked_mul(REACH_STEP));
     let sizes = sizes.take_while(|bytes| bytes <= most);
@@ -210,6 +282,7 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
         parameters.push(|links| &mut links.local.send_bytes_per_second);
         parameters.push(|links| &mut links.local.receive_bytes_per_second);
     }
+
     if links.lane_seconds > 0.0 && samples.iter().any(|sample| moved(sample, topology).lanes > 1) {
         parameters.push(|links| &mut links.lane_seconds);
     }
@@ -221,16 +294,19 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
             .push(|links| links.local.passed_on_bytes_per_second.get_or_insert(Link::UNLIMITED));
         parameters.push(|links| &mut links.local.passed_on_seconds);
     }
+
     // Engines of a device run self copies concurrently with the puts, which hide them. A parameter fitted to
     // that would be arbitrary, and wrong for uneven blocks.
     if links.own.by_processor {
         parameters.push(|links| &mut links.own.put_seconds);
         parameters.push(|links| &mut links.own.bytes_per_second);
     }
+
     if links.local.submit_seconds > 0.0 {
         parameters.push(|links| &mut links.local.submit_seconds);
         parameters.push(|links| &mut links.own.submit_seconds);
     }
+
     if samples.iter().any(|sample| sample.tiers) {
         parameters.push(|links| &mut links.network.put_seconds);
         parameters.push(|links| &mut links.network.step_seconds);
@@ -239,6 +315,7 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
         parameters.push(|links| &mut links.network.engine_bytes_per_second);
         parameters.push(|links| &mut links.network.receive_bytes_per_second);
     }
+
     debug_assert!(
         links.link_of_tier(Tier::Local, false) == &links.local,
         "parameters name links directly"
@@ -246,12 +323,15 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
     parameters
 }
 
+/// Returns the sum of the squared relative errors, in which outliers count linearly.
 fn loss(links: &Links, topology: &Topology, samples: &[Sample]) -> Result<f64, Error> {
     let errors = relative_errors(links, topology, samples)?;
     let each = errors.iter().map(|error| match error.abs() {
+        // The line continues the square at the bound, with the same value and slope.
         large if large > OUTLIER => OUTLIER * (2.0 * large - OUTLIER),
         small => small * small,
     });
+
     Ok(each.sum())
 }
 
@@ -261,9 +341,11 @@ fn relative_errors(
     topology: &Topology,
     samples: &[Sample],
 ) -> Result<Vec<f64>, Error> {
-    let error =
-        |sample: &Sample| Ok(cost(sample, topology, links)?.seconds() / sample.seconds - 1.0);
-    samples.iter().map(error).collect()
+    let relative_error = |sample: &Sample| {
+        let predicted = cost(sample, topology, links)?.seconds();
+        Ok(predicted / sample.seconds - 1.0)
+    };
+    samples.iter().map(relative_error).collect()
 }
 
 fn cost(sample: &Sample, topology: &Topology, links: &Links) -> Result<Cost, Error> {
@@ -276,6 +358,7 @@ fn moved(sample: &Sample, topology: &Topology) -> Movement {
 }
 
 fn puts_to_every_peer(sample: &Sample, topology: &Topology) -> bool {
+    // With several lanes, no engine would carry the bytes of all peers.
     moved(sample, topology) == Movement { gets: false, forwards: false, lanes: 1 }
 }
 

@@ -53,11 +53,11 @@ fn by_cause(simulation: &Simulation) -> [u64; CAUSES.len()] {
             _ if index == 0 => 0,
             Step::Signal { .. } | Step::Wait { .. } => 1,
             Step::Reduce { .. } => {
-                2 + LinkClass::of(simulation.tiers[step.lane.index()], true) as usize
+                2 + LinkClass::from_tier(simulation.tiers[step.lane.index()], true) as usize
             }
             Step::Put { peer, .. } | Step::Get { peer, .. } => {
                 let tier = simulation.tiers[step.lane.index()];
-                2 + LinkClass::of(tier, peer == step.rank) as usize
+                2 + LinkClass::from_tier(tier, peer == step.rank) as usize
             }
         };
         causes[cause] += step.end_ps - step.begin_ps;

@@ -142,7 +142,7 @@ fn correct(terms: &mut [Term], factor: f64) {
 fn flag_bytes(request: &CostRequest<'_>) -> u64 {
     let &CostRequest { sums, shape, .. } = request;
     let flags = FlagLayout::new(sums.ranks as usize, shape.chunks, request.lanes());
-    let words = flags.of(shape.collective).words();
+    let words = flags.for_collective(shape.collective).words();
 
     // A word has 8 bytes, and each output has a set of flags of its own.
     words.saturating_mul(8).saturating_mul(shape.outputs.into())

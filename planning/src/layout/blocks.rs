@@ -16,16 +16,24 @@ pub enum BlockBytes {
     /// It is the length of the block that the rank provides or, in a scatter, receives. In an all-to-all all lengths
     /// are equal.
     ByRank(Lengths),
-    /// Several tensors, each with one length for each rank. A block is the pieces of one rank.
+    /// Several tensors, each with one length for each rank. A block consists of the pieces of one rank.
     ByTensor(Vec<Lengths>),
     /// One block length for each pair of ranks, for an all-to-all. They are ordered by provider and then by receiver.
     ByPair(Vec<Lengths>),
 }
 
+/// The block lengths of a layout, in the form that its collective needs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sizes {
+    /// One length for each rank that provides a block; the block is the same in all outputs.
+    ///
+    /// A block has a piece of each tensor. `tensor_offsets` are the offsets of the tensors in an output.
     Provided { tensors: Box<[Lengths]>, tensor_offsets: Box<[u64]>, blocks: Lengths },
+    /// One length for each rank, which all blocks that the rank receives have.
     Received(Lengths),
+    /// One length for each pair of ranks: `rows` by provider and `columns` by receiver.
+    ///
+    /// `now` replaces the lengths of one rank in the current start.
     Pairs { rows: Box<[Lengths]>, columns: Box<[Lengths]>, now: Option<PairsNow> },
 }
 
@@ -44,7 +52,7 @@ pub(super) struct PairsNow {
 pub enum StartBytes<'a> {
     Equal(u64),
     ByRank(&'a dyn Fn(Rank) -> u64),
-    /// What `rank` sends to each rank, and receives from each.
+    /// The lengths of the blocks that `rank` sends to each rank, and receives from each rank.
     ByPair {
         rank: Rank,
         send: &'a dyn Fn(Rank) -> u64,
@@ -56,13 +64,15 @@ impl BlockBytes {
     /// Creates blocks with one length for each rank.
     ///
     /// # Errors
-    /// As [`Lengths::of`].
-    pub fn of(bytes: &[u64]) -> Result<Self, Error> {
-        Lengths::of(bytes).map(Self::ByRank)
+    /// As [`Lengths::by_rank`].
+    pub fn by_rank(bytes: &[u64]) -> Result<Self, Error> {
+        Lengths::by_rank(bytes).map(Self::ByRank)
     }
 }
 
 impl Sizes {
+    /// Checks that `collective` can have these blocks, and brings their lengths into the form that
+    /// it needs.
     pub(super) fn new(collective: Collective, blocks: BlockBytes) -> Result<Self, Error> {
         match blocks {
             BlockBytes::ByPair(rows) if collective.has_block_per_pair() => {
@@ -77,31 +87,39 @@ impl Sizes {
         }
     }
 
+    /// Creates the sizes of blocks that have one length for each rank, or for each tensor and rank.
     fn of_lengths(collective: Collective, tensors: Vec<Lengths>) -> Result<Self, Error> {
         if collective.has_equal_outputs() {
+            // A rank without a block may have a length, which would move the blocks after it.
             let only = |tensor: Lengths| tensor.only(|rank| collective.has_block_of(rank));
             return Self::of_tensors(tensors.into_iter().map(only).collect::<Result<_, _>>()?);
         }
+
         let name = collective.with_article();
         let [lengths]: [Lengths; 1] = tensors.try_into().map_err(|tensors: Vec<_>| {
             invalid(format!("tensors is {}, expected 1 for {name}", tensors.len()))
         })?;
+
         if collective.has_block_per_pair() && lengths.uniform().is_none() {
             return Err(invalid(format!(
                 "blocks have different lengths, expected equal lengths for {name}, or a length for each pair of ranks"
             )));
         }
+
         Ok(Self::Received(lengths))
     }
 
     fn of_tensors(tensors: Vec<Lengths>) -> Result<Self, Error> {
         let blocks = Lengths::sum(&tensors)?;
+
         let mut end = 0;
-        let begins = tensors.iter().map(|tensor| {
+        let mut tensor_offsets = Vec::with_capacity(tensors.len());
+        for tensor in &tensors {
+            tensor_offsets.push(end);
             end += tensor.total();
-            end - tensor.total()
-        });
-        let tensor_offsets = begins.collect();
+        }
+
+        let tensor_offsets = tensor_offsets.into();
         Ok(Self::Provided { tensors: tensors.into(), tensor_offsets, blocks })
     }
 
@@ -111,14 +129,18 @@ impl Sizes {
             let text = format!("a rank has blocks for {} ranks, expected {ranks}", row.ranks());
             return Err(invalid(text));
         }
-        let column = |of| Lengths::of(&rows.iter().map(|row| row.bytes(of)).collect::<Vec<_>>());
+
+        let column = |receiver| {
+            let bytes: Vec<_> = rows.iter().map(|row| row.bytes(receiver)).collect();
+            Lengths::by_rank(&bytes)
+        };
         let columns = Rank::all(ranks).map(column).collect::<Result<_, _>>()?;
         Ok(Self::Pairs { rows, columns, now: None })
     }
 }
 
 impl Layout {
-    /// Returns the collective operation for which the layout was created.
+    /// Returns the collective operation of the layout.
     pub fn collective(&self) -> Collective {
         self.collective
     }
@@ -246,7 +268,7 @@ impl Layout {
         }
     }
 
-    /// Returns one average block length for each rank, from which costs are predicted.
+    /// Returns one average block length for each rank, as the cost model needs it.
     ///
     /// In an all-to-all with different blocks, it is the average of the blocks that the rank sends or of those that it
     /// receives, whichever is larger.
@@ -256,23 +278,24 @@ impl Layout {
                 lengths.iter().collect()
             }
             Sizes::Pairs { rows, columns, .. } => {
-                let most = |(row, column): (&Lengths, &Lengths)| row.total().max(column.total());
-                rows.iter()
-                    .zip(columns)
-                    .map(|both| most(both).div_ceil(rows.len() as u64))
-                    .collect()
+                // The larger of its input and its output limits a rank.
+                let ranks = rows.len() as u64;
+                let average = |(row, column): (&Lengths, &Lengths)| {
+                    row.total().max(column.total()).div_ceil(ranks)
+                };
+                rows.iter().zip(columns).map(average).collect()
             }
         }
     }
 
     /// Returns the lengths of the shortest and of the longest block in bytes.
     pub fn block_bytes_min_max(&self) -> (u64, u64) {
-        let of = |lengths: &Lengths| (lengths.min(), lengths.max());
+        let min_max = |lengths: &Lengths| (lengths.min(), lengths.max());
         match &self.blocks {
-            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => of(lengths),
+            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => min_max(lengths),
             Sizes::Pairs { rows, .. } => rows
                 .iter()
-                .map(of)
+                .map(min_max)
                 .reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
                 .unwrap_or_default(),
         }
@@ -291,38 +314,47 @@ impl Layout {
         }
     }
 
-    /// Sets the block lengths of one start. Blocks follow each other without gaps; but if each pair of ranks has a length,
-    /// they stay where they are.
+    /// Sets the block lengths of one start.
+    ///
+    /// Blocks follow each other without gaps. But if each pair of ranks has a length, the blocks
+    /// stay where they are.
     ///
     /// # Errors
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the layout has another kind of lengths.
     #[doc(hidden)]
     pub fn set_blocks(&mut self, bytes: StartBytes<'_>) -> Result<(), Error> {
-        let (collective, ranks) = (self.collective, self.ranks());
+        let collective = self.collective;
+        let ranks = self.ranks();
         if collective.is_reduction() {
             let text = format!("{} cannot be resized", collective.with_article());
             return Err(invalid(text));
         }
+
         match (&mut self.blocks, bytes) {
             (
                 Sizes::Provided { tensors, blocks, .. },
                 StartBytes::Equal(_) | StartBytes::ByRank(_),
             ) => {
-                let of = |rank| match bytes {
+                let bytes_of = |rank| match bytes {
+                    // The offset of a block is a sum of lengths, so ranks without a block have none.
                     _ if !collective.is_provider(rank) => 0,
                     StartBytes::ByRank(bytes) => bytes(rank),
                     StartBytes::Equal(bytes) => bytes,
                     StartBytes::ByPair { .. } => 0,
                 };
+
+                // A layout that can be resized has one tensor, so its pieces are the blocks.
                 for lengths in [&mut tensors[0], blocks] {
                     match bytes {
+                        // Equal lengths take no time per rank.
                         StartBytes::Equal(bytes) if collective.only_provider().is_none() => {
                             lengths.set_equal(bytes);
                         }
-                        _ => lengths.set(of),
+                        _ => lengths.set(bytes_of),
                     }
                 }
             }
+
             (Sizes::Received(lengths), StartBytes::Equal(bytes)) => lengths.set_equal(bytes),
             (Sizes::Received(lengths), StartBytes::ByRank(bytes))
                 if !collective.has_block_per_pair() =>
@@ -330,16 +362,20 @@ impl Layout {
                 lengths.set(bytes);
             }
             (Sizes::Pairs { now, .. }, StartBytes::ByPair { rank, send, receive }) => {
+                // A rank knows only its own lengths in this start, so `rows` and `columns` keep
+                // those of the layout.
                 let now = now.get_or_insert_with(|| PairsNow {
                     rank,
                     send: vec![0; ranks].into(),
                     receive: vec![0; ranks].into(),
                 });
+
                 for peer in Rank::all(ranks) {
                     now.send[peer.index()] = send(peer);
                     now.receive[peer.index()] = receive(peer);
                 }
             }
+
             (Sizes::Pairs { .. }, _) => {
                 return Err(invalid(
                     "one length is given, or one for each rank; expected the lengths that this rank sends and receives, as \
@@ -347,6 +383,7 @@ impl Layout {
                         .to_owned(),
                 ));
             }
+
             _ => {
                 return Err(invalid(format!(
                     "the lengths do not have the form with which the operation was prepared; expected one length{} for {}",
@@ -355,10 +392,11 @@ impl Layout {
                 )));
             }
         }
+
         Ok(())
     }
 
-    /// Returns the bytes of the block of each rank if every rank knows the blocks of all.
+    /// Returns the block length of each rank, or `None` if each pair of ranks has a length.
     #[doc(hidden)]
     pub fn lengths(&self) -> Option<&Lengths> {
         match &self.blocks {
@@ -367,55 +405,63 @@ impl Layout {
         }
     }
 
-    /// Returns the first block length that is above that of `other`, which differs only in lengths: what it is, its bytes,
-    /// and those of `other`.
+    /// Returns the first block length that is above that of `other`: a description of the block,
+    /// its bytes, and those of `other`.
+    ///
+    /// The layouts differ only in lengths.
     #[doc(hidden)]
     pub fn longer_than(&self, other: &Self) -> Option<(String, u64, u64)> {
         let longer = |what: &str, rank: Rank, found: u64, most: u64| {
             (found > most).then(|| (format!("{what} of rank {rank}"), found, most))
         };
-        let ranks = || Rank::all(self.ranks());
+        let mut ranks = Rank::all(self.ranks());
+
         match (&self.blocks, &other.blocks) {
             (Sizes::Provided { blocks: new, .. }, Sizes::Provided { blocks: old, .. })
             | (Sizes::Received(new), Sizes::Received(old)) => {
                 match (new.uniform(), old.uniform()) {
+                    // All ranks exceed the old length alike.
                     (Some(new), Some(old)) => longer("the block", Rank(0), new, old),
-                    _ => ranks().find_map(|rank| {
+                    _ => ranks.find_map(|rank| {
                         longer("the block", rank, new.bytes(rank), old.bytes(rank))
                     }),
                 }
             }
+
             (Sizes::Pairs { now: Some(now), .. }, Sizes::Pairs { rows, columns, .. }) => {
-                let (sent, received) = (&rows[now.rank.index()], &columns[now.rank.index()]);
-                ranks().find_map(|rank| {
-                    let at = rank.index();
-                    longer("the block for the output", rank, now.send[at], sent.bytes(rank))
-                        .or_else(|| {
-                            longer(
-                                "the block from the input",
-                                rank,
-                                now.receive[at],
-                                received.bytes(rank),
-                            )
-                        })
+                let sent = &rows[now.rank.index()];
+                let received = &columns[now.rank.index()];
+
+                // The rank checks only its own blocks; peers check theirs.
+                ranks.find_map(|rank| {
+                    let send = now.send[rank.index()];
+                    let receive = now.receive[rank.index()];
+                    longer("the block for the output", rank, send, sent.bytes(rank)).or_else(|| {
+                        longer("the block from the input", rank, receive, received.bytes(rank))
+                    })
                 })
             }
+
             _ => None,
         }
     }
 
+    /// Returns the number of ranks before `rank` that provide a block of an output, or of all such
+    /// ranks if `rank` is `None`.
     fn providers_before(&self, rank: Option<Rank>) -> u64 {
-        let end = rank.map_or(self.ranks(), Rank::index);
         if self.collective == Collective::ReduceScatter {
             // The output has no block but that of its rank.
             return u64::from(rank.is_none());
         }
+
+        let end = rank.map_or(self.ranks(), Rank::index);
         match self.collective.only_provider() {
             None => end as u64,
             Some(only) => u64::from(only.index() < end),
         }
     }
 
+    /// Returns the offset of the block for `receiver` in the contiguous input of `provider`.
     pub(super) fn input_offset(&self, provider: Rank, receiver: Rank) -> u64 {
         match &self.blocks {
             Sizes::Provided { blocks, .. } if self.collective.is_reduction() => {
@@ -428,6 +474,9 @@ impl Layout {
         }
     }
 
+    /// Returns the offset of the block of `provider` in a tensor of the output of `receiver`.
+    ///
+    /// A rank that provides no block takes no bytes of the output.
     pub(super) fn output_offset(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {
         match &self.blocks {
             Sizes::Provided { tensors, .. } => tensors[tensor].offset(provider),

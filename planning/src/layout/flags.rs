@@ -5,67 +5,81 @@ use peerlane_hal::Rank;
 use crate::collective::Collective;
 use crate::plan::{Cell, Flag, LaneId};
 
-/// The number of 64-bit words per flag, one cache line, so that writers of different flags do not disturb each other.
+/// The number of 64-bit words of a flag, which fill one cache line.
+///
+/// Writers of different flags then do not disturb each other.
 pub const FLAG_WORDS: u64 = 8;
 
-/// The memory layout of the flags of one rank, by which peers signal that data has arrived or may be written.
+/// Computes the memory word of each flag of one rank.
 ///
-/// The number of a flag does not depend on the reader's number of lanes, so a writer need not know it. Sums saturate at a size
-/// whose allocation fails with an error.
+/// Peers signal by these flags that data has arrived or may be written. The number of a flag does
+/// not depend on the reader's number of lanes, so a writer need not know it. Sums saturate at a
+/// size whose allocation fails with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlagLayout {
     ranks: u64,
     chunks: u64,
     lanes: u64,
-    /// Whether contributions have flags too.
+    /// Whether contributions have flags as well as arrivals.
     contributions: bool,
 }
 
 impl FlagLayout {
     /// Creates the layout of the flags of a rank, from the sizes of its plan.
     pub fn new(ranks: usize, chunks: u32, lanes: usize) -> Self {
-        let (ranks, chunks, lanes) = (ranks as u64, chunks.into(), lanes as u64);
-        Self { ranks, chunks, lanes, contributions: false }
+        Self {
+            ranks: ranks as u64,
+            chunks: chunks.into(),
+            lanes: lanes as u64,
+            contributions: false,
+        }
     }
 
-    /// Returns the layout with flags for contributions too, if `collective` is a reduction.
+    /// Adds flags for contributions if `collective` is a reduction.
     #[must_use]
-    pub fn of(self, collective: Collective) -> Self {
+    pub fn for_collective(self, collective: Collective) -> Self {
         Self { contributions: collective.is_reduction(), ..self }
     }
 
-    /// Returns the layout with room for the flags of both.
+    /// Returns the smallest layout that has room for the flags of both layouts.
     #[doc(hidden)]
     pub fn max(self, other: Self) -> Self {
-        let [ranks, chunks, lanes] =
-            [(self.ranks, other.ranks), (self.chunks, other.chunks), (self.lanes, other.lanes)]
-                .map(|(one, other)| one.max(other));
-        Self { ranks, chunks, lanes, contributions: self.contributions || other.contributions }
+        Self {
+            ranks: self.ranks.max(other.ranks),
+            chunks: self.chunks.max(other.chunks),
+            lanes: self.lanes.max(other.lanes),
+            contributions: self.contributions || other.contributions,
+        }
     }
 
     /// Returns the index of a flag's 64-bit word in the memory of the rank that waits for it.
     ///
     /// The flag must belong to a verified plan of these sizes; otherwise the word has no meaning.
     pub fn word(&self, flag: Flag) -> u64 {
-        let lane = named_lane(flag);
+        // The lines of a lane are in this order: arrivals by cell, `ready`, `taken` and `free` by
+        // rank, `go`, `sent`, and contributions by cell.
         let arrivals = self.ranks.saturating_mul(self.chunks);
-        let of_rank = |number: u64, rank: Rank| {
-            self.ranks.saturating_mul(number).saturating_add(rank.0.into())
-        };
+        let of_rank =
+            |group: u64, rank: Rank| self.ranks.saturating_mul(group).saturating_add(rank.0.into());
         let of_cell = |cell: Cell| {
             u64::from(cell.block.0).saturating_mul(self.chunks).saturating_add(cell.chunk.into())
         };
+
+        // After the three groups by rank, ranks 0 to 2 of a fourth group would be the lines of `go`,
+        // `sent` and the first contribution.
         let line = match flag {
             Flag::Arrived { cell, .. } => of_cell(cell),
-            Flag::Contributed { cell, .. } => {
-                arrivals.saturating_add(of_rank(3, Rank(2))).saturating_add(of_cell(cell))
-            }
             Flag::Ready { from, .. } => arrivals.saturating_add(of_rank(0, from)),
             Flag::Taken { by, .. } => arrivals.saturating_add(of_rank(1, by)),
             Flag::Free { from, .. } => arrivals.saturating_add(of_rank(2, from)),
             Flag::Go { .. } => arrivals.saturating_add(of_rank(3, Rank(0))),
             Flag::Sent { .. } => arrivals.saturating_add(of_rank(3, Rank(1))),
+            Flag::Contributed { cell, .. } => {
+                arrivals.saturating_add(of_rank(3, Rank(2))).saturating_add(of_cell(cell))
+            }
         };
+
+        let lane = named_lane(flag);
         self.first_line(lane.0.into()).saturating_add(line).saturating_mul(FLAG_WORDS)
     }
 
@@ -74,13 +88,19 @@ impl FlagLayout {
         self.first_line(self.lanes).saturating_mul(FLAG_WORDS)
     }
 
+    /// Returns the number of cache lines that the flags of all lanes before `lane` take.
     fn first_line(&self, lane: u64) -> u64 {
-        let chunks = self.chunks.saturating_mul(1 + u64::from(self.contributions));
-        let lines_per_lane = self.ranks.saturating_mul(chunks.saturating_add(3)).saturating_add(2);
+        let flags_per_cell = 1 + u64::from(self.contributions);
+        let cell_lines_per_rank = self.chunks.saturating_mul(flags_per_cell);
+
+        // Each rank has a `ready`, a `taken` and a `free`, and the lane has a `go` and a `sent`.
+        let rank_lines = self.ranks.saturating_mul(cell_lines_per_rank.saturating_add(3));
+        let lines_per_lane = rank_lines.saturating_add(2);
         lane.saturating_mul(lines_per_lane)
     }
 }
 
+/// Returns the lane that waits for a flag.
 #[doc(hidden)]
 pub fn reader(flag: Flag) -> LaneId {
     match flag {
@@ -89,6 +109,9 @@ pub fn reader(flag: Flag) -> LaneId {
     }
 }
 
+/// Returns the lane that a flag contains.
+///
+/// A [`Flag::Sent`] contains the lane that signals it, and every other flag the lane that waits.
 fn named_lane(flag: Flag) -> LaneId {
     let (Flag::Arrived { lane, .. }
     | Flag::Contributed { lane, .. }
@@ -129,7 +152,8 @@ mod tests {
     fn every_flag_has_a_cache_line_of_its_own() {
         for (ranks, chunks, lanes) in [(1, 1, 1), (2, 1, 1), (3, 2, 2), (9, 5, 3)] {
             for collective in [Collective::AllGather, Collective::AllReduce] {
-                let layout = FlagLayout::new(ranks as usize, chunks, lanes as usize).of(collective);
+                let layout = FlagLayout::new(ranks as usize, chunks, lanes as usize);
+                let layout = layout.for_collective(collective);
                 let flags = all_flags(ranks, chunks, lanes, collective.is_reduction());
                 let words: BTreeSet<u64> = flags.iter().map(|&flag| layout.word(flag)).collect();
                 assert_eq!(words.len(), flags.len(), "{layout:?}");

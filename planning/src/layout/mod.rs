@@ -40,23 +40,28 @@ pub use pieces::{
 
 /// The alignment of chunks relative to the beginning of their block, in bytes.
 ///
-/// If the block is aligned to a cache line, no two chunks share one.
+/// If the block is aligned to a cache line, no two chunks share a cache line.
 pub const CHUNK_ALIGN_BYTES: u64 = 64;
 
-/// The byte ranges of all blocks and their chunks in a collective operation. Blocks may have different lengths.
+/// The byte ranges of all blocks and their chunks in a collective operation.
+///
+/// Blocks may have different lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     collective: Collective,
     blocks: Sizes,
     chunks: u32,
+    /// The placement of each rank, or only the first if all ranks have the same placement.
     placements: Box<[Arc<Placement>]>,
     /// Whether a rank contributes its whole input to every output of a reduce-scatter, instead of one block to each.
     is_input_shared: bool,
     columns: Option<Columns>,
 }
 
-/// The sides of an operation that are matrices in row-major order. A block is a range of columns there, and all rows one after
-/// another elsewhere.
+/// Describes the sides of an operation that are matrices in row-major order.
+///
+/// In a matrix, a block is a range of columns. On a side that is no matrix, a block consists of all
+/// its rows, one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Columns {
     /// The number of rows of each block, at least 1.
@@ -94,12 +99,14 @@ pub struct Span {
 }
 
 impl Layout {
-    /// Creates a layout with one block length for each rank, and otherwise like [`of_blocks`](Self::of_blocks).
+    /// Creates a contiguous layout with one block length for each rank.
+    ///
+    /// It is otherwise like [`of_blocks`](Self::of_blocks).
     ///
     /// # Errors
     /// As [`of_blocks`](Self::of_blocks).
     pub fn new(collective: Collective, block_bytes: &[u64], chunks: u32) -> Result<Self, Error> {
-        Self::of_blocks(collective, BlockBytes::of(block_bytes)?, chunks)
+        Self::of_blocks(collective, BlockBytes::by_rank(block_bytes)?, chunks)
     }
 
     /// Creates the layout of a collective operation, with contiguous inputs and outputs.
@@ -115,32 +122,42 @@ impl Layout {
         chunks: u32,
     ) -> Result<Self, Error> {
         let blocks = Sizes::new(collective, blocks)?;
+
         if chunks == 0 {
             return Err(invalid("chunks is 0, expected at least 1".into()));
         }
+
+        // A placement that all ranks share is stored once.
         let placements = [Arc::new(Placement::CONTIGUOUS)].into();
         Ok(Self { collective, blocks, chunks, placements, is_input_shared: false, columns: None })
     }
 
-    /// Makes the input of each rank one block, which it contributes to all outputs of a reduce-scatter, and not a block for
-    /// each. Every output then is the sum of the inputs.
+    /// Makes the input of each rank a single block, which it contributes to every output of a
+    /// reduce-scatter.
+    ///
+    /// Every output then is the sum of the inputs.
     #[doc(hidden)]
     pub fn with_shared_input(mut self) -> Self {
         self.is_input_shared = true;
         self
     }
 
-    /// Makes the input or the output of every rank a matrix. There is one tensor, and inputs and outputs are contiguous.
+    /// Makes the input or the output of every rank a matrix.
+    ///
+    /// There is one tensor, and inputs and outputs are contiguous.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a block does not consist of that number of rows of whole elements.
     #[doc(hidden)]
     pub fn with_columns(mut self, columns: Columns, element_bytes: u64) -> Result<Self, Error> {
-        let unit = columns.rows.saturating_mul(element_bytes);
         let ranks = self.ranks();
         let pairs = Rank::all(ranks).flat_map(|from| Rank::all(ranks).map(move |to| (from, to)));
+        let unit = columns.rows.saturating_mul(element_bytes);
+
         for (from, to) in pairs.filter(|&(from, to)| self.collective.requires(from, to)) {
             let bytes = self.block_bytes(from, to);
+
+            // The unit is 0 if there are no rows.
             if unit == 0 || !bytes.is_multiple_of(unit) {
                 return Err(invalid(format!(
                     "the block from rank {from} to rank {to} has {} elements, expected a multiple of the {} rows of the matrix",
@@ -149,6 +166,7 @@ impl Layout {
                 )));
             }
         }
+
         self.columns = Some(columns);
         Ok(self)
     }
@@ -159,28 +177,33 @@ impl Layout {
         self.columns.is_some_and(|columns| columns.output)
     }
 
-    /// Returns the layout with other buffer positions of the ranks' inputs and outputs.
+    /// Replaces the buffer positions of the ranks' inputs and outputs.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one placement for each rank, or as
     /// [`Placement::check`].
     pub fn with_placements(mut self, placements: Vec<Placement>) -> Result<Self, Error> {
-        let (found, ranks) = (placements.len(), self.ranks());
+        let found = placements.len();
+        let ranks = self.ranks();
         if found != ranks {
             return Err(invalid(format!(
                 "number of placements is {found}, expected {ranks}, one for each rank"
             )));
         }
+
         let mut shared: Vec<Arc<Placement>> = Vec::with_capacity(ranks);
         for (rank, placement) in Rank::all(ranks).zip(placements) {
             placement.check(&self, rank)?;
+
             // Usually all ranks have the same placement. It can have a position for every rank, so
-            // equal ones are shared.
-            let mut known = shared.iter().take(1).chain(shared.last());
-            let known = known.find(|known| ***known == placement);
-            let placement = known.map_or_else(|| Arc::new(placement), Arc::clone);
+            // equal ones are shared. Comparing with all earlier ones would take quadratic time.
+            let mut candidates = shared.iter().take(1).chain(shared.last());
+            let equal = candidates.find(|known| ***known == placement);
+            let placement = equal.map_or_else(|| Arc::new(placement), Arc::clone);
             shared.push(placement);
         }
+
+        // `placement` returns the first entry for ranks without an entry.
         if shared.iter().all(|placement| Arc::ptr_eq(placement, &shared[0])) {
             shared.truncate(1);
         }
@@ -188,15 +211,18 @@ impl Layout {
         Ok(self)
     }
 
-    /// Sets where the contiguous inputs and outputs of all ranks begin in their buffers, in bytes. Ranks whose blocks have
-    /// positions of their own keep them.
+    /// Sets where the contiguous inputs and outputs of all ranks begin in their buffers, in bytes.
+    ///
+    /// Ranks whose blocks have positions of their own keep them.
     #[doc(hidden)]
     pub fn set_offsets(&mut self, input_offset: u64, output_offset: u64) {
         for placement in &mut self.placements {
             let placement = Arc::make_mut(placement);
+
             if let InputPlacement::Contiguous(position) = &mut placement.input {
                 position.offset = input_offset;
             }
+
             if let OutputPlacement::Contiguous(position) = &mut placement.output {
                 position.offset = output_offset;
             }
@@ -213,14 +239,17 @@ impl Layout {
     #[doc(hidden)]
     pub fn offsets(&self, rank: Rank) -> [u64; 2] {
         let Placement { input, output } = self.placement(rank);
+
         let input = match input {
             InputPlacement::Contiguous(position) => position.offset,
             InputPlacement::ByTensor(_) => 0,
         };
+
         let output = match output {
             OutputPlacement::Contiguous(position) => position.offset,
             OutputPlacement::ByTensor(_) | OutputPlacement::ByBlock(_) => 0,
         };
+
         [input, output]
     }
 
@@ -233,7 +262,8 @@ impl Layout {
         self.placements.get(rank.index()).unwrap_or(&self.placements[0])
     }
 
-    /// Returns the byte range of a chunk in the input, and in the output of `receiver`. Neither may have gaps.
+    /// Returns the byte range of a chunk in the input and in the output of `receiver`. Neither may
+    /// have gaps.
     ///
     /// The cells of a block follow each other without gaps, in chunk order. Their lengths differ by at most
     /// [`CHUNK_ALIGN_BYTES`], except that the last one may be shorter by as much again.
@@ -242,28 +272,35 @@ impl Layout {
     /// If there is no such rank or chunk.
     pub fn cell(&self, cell: Cell, receiver: Rank) -> CellSpan {
         let Range { start, end } = self.range(cell, receiver);
+        let input_offset = self.input_offset(cell.block, receiver) + start;
+
+        // With several tensors, the blocks count as if each were contiguous in the output.
         let before = match &self.blocks {
             Sizes::Provided { blocks, .. } => blocks.offset(cell.block),
             _ => self.output_offset(0, cell.block, receiver),
         };
-        let input_offset = self.input_offset(cell.block, receiver) + start;
         CellSpan { input_offset, output_offset: before + start, bytes: end - start }
     }
 
-    /// Returns the byte range of a contribution to the block that `receiver` reduces, in the input of the rank that contributes,
-    /// `cell.block`, and in the inbox of `receiver` instead of its output.
+    /// Returns the byte range of a contribution to the block that `receiver` reduces.
+    ///
+    /// It is a range of the input of the rank that contributes, `cell.block`, and of the inbox of
+    /// `receiver` instead of its output.
     ///
     /// # Panics
     /// If there is no such rank or chunk.
     pub fn contribution(&self, cell: Cell, receiver: Rank) -> CellSpan {
+        // The bytes are a chunk of the receiver's block, whoever contributes them.
         let Range { start, end } = self.range(Cell { block: receiver, ..cell }, receiver);
-        let inbox_offset = self.inbox_stride(receiver) * u64::from(cell.block.0);
         let input_offset = self.input_offset(cell.block, receiver) + start;
+
+        let inbox_offset = self.inbox_stride(receiver) * u64::from(cell.block.0);
         CellSpan { input_offset, output_offset: inbox_offset + start, bytes: end - start }
     }
 
-    /// Returns the bytes of the inbox of `rank`, which has a place for the contribution of each rank to the block that `rank`
-    /// reduces; 0 if it reduces none.
+    /// Returns the bytes of the inbox of `rank`; 0 if the rank reduces no block.
+    ///
+    /// An inbox has a place for the contribution of each rank to the block that `rank` reduces.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -274,65 +311,101 @@ impl Layout {
         }
     }
 
+    /// Returns the distance between the places of two contributions in the inbox of `rank`.
+    ///
+    /// It is aligned, so no two contributions share a cache line.
     fn inbox_stride(&self, rank: Rank) -> u64 {
         self.block_bytes(rank, rank).next_multiple_of(CHUNK_ALIGN_BYTES)
     }
 
-    /// Returns the rows that copy a chunk from rank `of` to the output of rank `into`. A chunk of no bytes has none.
+    /// Returns the rows that copy a chunk from rank `owner` to the output of rank `into`. A chunk of
+    /// no bytes has none.
     ///
     /// # Panics
     /// If there is no such chunk or rank, or `from` is the input of a rank that does not provide the cell.
     pub fn spans(
         &self,
         cell: Cell,
-        (of, from): (Rank, Source),
+        (owner, from): (Rank, Source),
         into: Rank,
     ) -> impl Iterator<Item = Span> {
-        assert!(from == Source::Output || of == cell.block, "rank {of} does not own {cell}");
+        assert!(from == Source::Output || owner == cell.block, "rank {owner} does not own {cell}");
         let Range { start, end } = self.range(cell, into);
+
+        // If a chunk has bytes, the width of a row, by which `spans_of_columns` divides, is not 0.
         let of_columns = self.columns.filter(|_| start < end).map(|columns| {
-            self.spans_of_columns(columns, cell.block, (start, end), (of, from), into)
+            self.spans_of_columns(columns, cell.block, (start, end), (owner, from), into)
         });
-        let mut piece_end = 0;
+
+        // A matrix is one tensor, and the spans of its rows cover the whole chunk.
         let tensors = if self.columns.is_some() { 0 } else { self.tensors() };
+        let mut piece_end = 0;
         let pieces = (0..tensors).filter_map(move |tensor| {
             let piece_start = piece_end;
             piece_end += self.piece_bytes(tensor, cell.block, into);
-            let (first, last) = (start.max(piece_start), end.min(piece_end));
-            if first >= last {
-                return None;
-            }
-            let skipped = first - piece_start;
-            let at_span = |position: BufferPosition| BufferPosition {
-                offset: position.offset + skipped,
-                ..position
-            };
-            let src = match from {
-                Source::Input => {
-                    let position = self.input_position(of, tensor, piece_start);
-                    let offset = position.offset + self.input_offset(of, into);
-                    BufferPosition { offset, ..position }
-                }
-                Source::Output => self.output_position(of, tensor, cell.block),
-            };
-            let dst = self.output_position(into, tensor, cell.block);
-            let (src, dst, bytes) = (at_span(src), at_span(dst), last - first);
-            Some(Span { src, dst, bytes, rows: Rows::ONE })
+
+            let bytes = start.max(piece_start)..end.min(piece_end);
+            self.span_of_piece((cell.block, tensor), piece_start, bytes, (owner, from), into)
         });
+
         of_columns.into_iter().flatten().flatten().chain(pieces)
     }
 
-    /// Returns the rest of a first row, whole rows, and the beginning of a last row.
+    /// Returns the span that copies a range of bytes of a block, all of which are in its piece for
+    /// `tensor`; `None` if the range is empty.
+    ///
+    /// The piece begins at the byte `piece_start` of the block.
+    fn span_of_piece(
+        &self,
+        (block, tensor): (Rank, usize),
+        piece_start: u64,
+        bytes: Range<u64>,
+        (owner, from): (Rank, Source),
+        into: Rank,
+    ) -> Option<Span> {
+        if bytes.is_empty() {
+            return None;
+        }
+
+        let src = match from {
+            Source::Input => {
+                let position = self.input_position(owner, tensor, piece_start);
+                let offset = position.offset + self.input_offset(owner, into);
+                BufferPosition { offset, ..position }
+            }
+            Source::Output => self.output_position(owner, tensor, block),
+        };
+        let dst = self.output_position(into, tensor, block);
+
+        let skipped = bytes.start - piece_start;
+        let after_skipped = |position: BufferPosition| BufferPosition {
+            offset: position.offset + skipped,
+            ..position
+        };
+        Some(Span {
+            src: after_skipped(src),
+            dst: after_skipped(dst),
+            bytes: bytes.end - bytes.start,
+            rows: Rows::ONE,
+        })
+    }
+
+    /// Returns the spans of a chunk of a matrix: the rest of a first row, whole rows, and the
+    /// beginning of a last row.
     fn spans_of_columns(
         &self,
         columns: Columns,
         block: Rank,
         (start, end): (u64, u64),
-        (of, from): (Rank, Source),
+        (owner, from): (Rank, Source),
         into: Rank,
     ) -> [Option<Span>; 3] {
         let width = self.block_bytes(block, into) / columns.rows;
-        // Where the block begins if its columns were rows, where it begins in the matrix, and the bytes of a row of the matrix.
+
+        // Takes the position at which the block begins if its columns were rows, the bytes before it
+        // there, and the bytes of the whole matrix. Returns the position at which the block begins in
+        // the matrix, and the bytes of a row of the matrix. Only one row of the blocks before it
+        // precedes the block in the matrix.
         let side = |is_matrix, position: BufferPosition, before: u64, total: u64| {
             let inset = if is_matrix { before - before / columns.rows } else { 0 };
             let pitch = if is_matrix { total / columns.rows } else { width };
@@ -343,25 +416,31 @@ impl Layout {
             let before = self.output_offset(0, block, rank);
             side(columns.output, position, before, self.output_bytes(rank))
         };
+
         let (src, src_pitch) = match from {
             Source::Input => {
-                let (position, before) =
-                    (self.input_position(of, 0, 0), self.input_offset(of, into));
-                let position = BufferPosition { offset: position.offset + before, ..position };
-                side(columns.input, position, before, self.input_bytes(of))
+                let position = self.input_position(owner, 0, 0);
+                let before = self.input_offset(owner, into);
+                let begin = BufferPosition { offset: position.offset + before, ..position };
+                side(columns.input, begin, before, self.input_bytes(owner))
             }
-            Source::Output => output(of),
+            Source::Output => output(owner),
         };
         let (dst, dst_pitch) = output(into);
+
+        let position_in = |position: BufferPosition, pitch: u64, byte: u64| BufferPosition {
+            offset: position.offset + byte / width * pitch + byte % width,
+            ..position
+        };
         let part = |begin: u64, bytes: u64, count: u64| {
-            let at = |position: BufferPosition, pitch: u64| BufferPosition {
-                offset: position.offset + begin / width * pitch + begin % width,
-                ..position
-            };
+            let src = position_in(src, src_pitch, begin);
+            let dst = position_in(dst, dst_pitch, begin);
             let rows = if count == 1 { Rows::ONE } else { Rows { count, dst_pitch, src_pitch } };
-            let (src, dst) = (at(src, src_pitch), at(dst, dst_pitch));
             (bytes > 0 && count > 0).then_some(Span { src, dst, bytes, rows })
         };
+
+        // A chunk inside one row is all in the first part, so the last part begins at `first` at the
+        // earliest.
         let first = start.next_multiple_of(width).min(end);
         let last = first.max(end / width * width);
         [
@@ -381,6 +460,7 @@ impl Layout {
                 let before = (0..tensor).map(|tensor| self.input_piece_bytes(tensor, rank)).sum();
                 self.input_position(rank, tensor, before)
             }
+
             // In place, a rank contributes all of its output.
             Source::Output if self.collective.is_reduction() => {
                 self.output_position(rank, tensor, Rank(0))
@@ -389,6 +469,8 @@ impl Layout {
         }
     }
 
+    /// Returns the position of a tensor in the input of `rank`, in which `before` bytes of other
+    /// tensors precede it.
     fn input_position(&self, rank: Rank, tensor: usize, before: u64) -> BufferPosition {
         match &self.placement(rank).input {
             InputPlacement::Contiguous(position) => {
@@ -403,34 +485,43 @@ impl Layout {
     /// # Panics
     /// If there is no such rank or tensor.
     pub fn output_position(&self, rank: Rank, tensor: usize, provider: Rank) -> BufferPosition {
-        let (position, before) = match &self.placement(rank).output {
+        let (position, tensor_offset) = match &self.placement(rank).output {
             OutputPlacement::Contiguous(position) => {
-                let before = match &self.blocks {
+                let tensor_offset = match &self.blocks {
                     Sizes::Provided { tensor_offsets, .. } => tensor_offsets[tensor],
                     Sizes::Received(_) | Sizes::Pairs { .. } => 0,
                 };
-                (*position, before)
+                (*position, tensor_offset)
             }
             OutputPlacement::ByTensor(positions) => (positions[tensor], 0),
             OutputPlacement::ByBlock(positions) => return positions[provider.index()],
         };
+
+        // The output holds no block of `provider`, and may end before the offset of such a block.
         if !self.collective.requires(provider, rank) {
             return position;
         }
-        let offset = position.offset + before + self.output_offset(tensor, provider, rank);
+
+        let offset = position.offset + tensor_offset + self.output_offset(tensor, provider, rank);
         BufferPosition { offset, ..position }
     }
 
+    /// Returns the byte range of a chunk in its block for `receiver`.
     fn range(&self, cell: Cell, receiver: Rank) -> Range<u64> {
         assert!(cell.chunk < self.chunks, "cell {cell} is not one of {} chunks", self.chunks);
         let bytes = self.block_bytes(cell.block, receiver);
         self.chunk_offset(bytes, cell.chunk)..self.chunk_offset(bytes, cell.chunk + 1)
     }
 
+    /// Returns the number of bytes before a chunk of a block; for the number of chunks, the length of
+    /// the block.
     fn chunk_offset(&self, block_bytes: u64, chunk: u32) -> u64 {
+        // The last unit can be shorter than the others, so the end of a block is not a multiple of them.
         if chunk == 0 || chunk == self.chunks {
             return if chunk == 0 { 0 } else { block_bytes };
         }
+
+        // The product of units and chunks can exceed 64 bits.
         let units = u128::from(block_bytes.div_ceil(CHUNK_ALIGN_BYTES));
         let before = units * u128::from(chunk) / u128::from(self.chunks);
         u64::try_from(before).expect("fewer units than the block has") * CHUNK_ALIGN_BYTES
@@ -529,7 +620,7 @@ mod tests {
             true => Lengths::equal(ranks, *rng.choice(&around).unwrap()),
             false => {
                 let bytes: Vec<u64> = (0..ranks).map(|_| *rng.choice(&around).unwrap()).collect();
-                Lengths::of(&bytes)
+                Lengths::by_rank(&bytes)
             }
         };
         let lengths = (0..tensors).map(|_| lengths(rng).unwrap()).collect();

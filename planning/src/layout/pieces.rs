@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::Layout;
 use crate::error::Error;
 
-/// The number of bytes that each rank contributes to one tensor. Equal lengths take no memory per rank.
+/// The number of bytes that each rank contributes to one tensor.
+///
+/// Equal lengths take no memory per rank.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Lengths(Kind);
 
@@ -34,6 +36,7 @@ impl Lengths {
         let count = count.ok_or_else(|| {
             invalid(format!("number of ranks is {ranks}, expected 1 to {}", u32::MAX))
         })?;
+
         if bytes.checked_mul(count.into()).is_none() {
             return Err(invalid(format!(
                 "block_bytes is {bytes} on each of {ranks} ranks, expected at most {} bytes in \
@@ -48,11 +51,12 @@ impl Lengths {
     ///
     /// # Errors
     /// As [`equal`](Self::equal).
-    pub fn of(bytes: &[u64]) -> Result<Self, Error> {
+    pub fn by_rank(bytes: &[u64]) -> Result<Self, Error> {
         let Some(&first) = bytes.first() else {
             let text = "block_bytes is empty, expected one length for each rank";
             return Err(invalid(text.to_owned()));
         };
+
         let mut offsets = Vec::with_capacity(bytes.len() + 1);
         let mut end = 0_u64;
         for (rank, &bytes) in Rank::all(bytes.len()).zip(bytes) {
@@ -65,9 +69,12 @@ impl Lengths {
                 ))
             })?;
         }
+
+        // Equal lengths take no memory per rank, and compare equal to those that `equal` creates.
         if bytes.iter().all(|&bytes| bytes == first) {
             return Self::equal(bytes.len(), first);
         }
+
         offsets.push(end);
         Ok(Self(Kind::Uneven(offsets.into())))
     }
@@ -142,6 +149,7 @@ impl Lengths {
     pub(super) fn set(&mut self, bytes_of: impl Fn(Rank) -> u64) {
         let ranks = self.ranks();
         let first = bytes_of(Rank(0));
+
         if let Kind::Equal { bytes, .. } = &mut self.0 {
             if Rank::all(ranks).all(|rank| bytes_of(rank) == first) {
                 *bytes = first;
@@ -149,18 +157,22 @@ impl Lengths {
             }
             self.0 = Kind::Uneven(vec![0; ranks + 1].into());
         }
+
+        // The offset of rank 0 stays 0.
         let Kind::Uneven(offsets) = &mut self.0 else { return };
         for rank in Rank::all(ranks) {
             offsets[rank.index() + 1] = offsets[rank.index()] + bytes_of(rank);
         }
     }
 
+    /// Sets the lengths of the ranks that `keeps` refuses to 0.
     pub(super) fn only(self, keeps: impl Fn(Rank) -> bool) -> Result<Self, Error> {
         if Rank::all(self.ranks()).all(&keeps) {
             return Ok(self);
         }
+
         let kept = |rank| if keeps(rank) { self.bytes(rank) } else { 0 };
-        Self::of(&Rank::all(self.ranks()).map(kept).collect::<Vec<_>>())
+        Self::by_rank(&Rank::all(self.ranks()).map(kept).collect::<Vec<_>>())
     }
 
     /// Returns the number of bytes that each rank contributes to the tensor, in rank order.
@@ -168,11 +180,14 @@ impl Lengths {
         Rank::all(self.ranks()).map(|rank| self.bytes(rank))
     }
 
+    /// Adds the lengths of several tensors with the same ranks.
     pub(super) fn sum(tensors: &[Self]) -> Result<Self, Error> {
         let [first, others @ ..] = tensors else {
             return Err(invalid("tensors is 0, expected at least 1".to_owned()));
         };
+
         let ranks = first.ranks();
+
         for (index, other) in (1..).zip(others) {
             if other.ranks() != ranks {
                 return Err(invalid(format!(
@@ -181,6 +196,7 @@ impl Lengths {
                 )));
             }
         }
+
         let mut total = 0_u64;
         for (index, tensor) in tensors.iter().enumerate() {
             total = total.checked_add(tensor.total()).ok_or_else(|| {
@@ -192,11 +208,15 @@ impl Lengths {
                 ))
             })?;
         }
+
+        // If all tensors are uniform, so is their sum. It is at most the total, which has not
+        // overflowed.
         if let Some(bytes) = tensors.iter().map(Self::uniform).sum() {
             return Self::equal(ranks, bytes);
         }
+
         let of_rank = |rank| tensors.iter().map(|tensor| tensor.bytes(rank)).sum();
-        Self::of(&Rank::all(ranks).map(of_rank).collect::<Vec<u64>>())
+        Self::by_rank(&Rank::all(ranks).map(of_rank).collect::<Vec<u64>>())
     }
 }
 
@@ -266,15 +286,20 @@ impl Placement {
     /// Checks that the placement has enough positions, and that no outputs of `rank` overlap.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument): a wrong number of positions, a position whose end exceeds 2^64 - 1, or
-    /// outputs that overlap, naming both.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument): a wrong number of positions, a buffer number
+    /// of [`BUFFERS_MAX`] or more, a position whose end exceeds 2^64 - 1, or outputs that overlap,
+    /// naming both.
     pub fn check(&self, layout: &Layout, rank: Rank) -> Result<(), Error> {
         self.check_counts(layout)?;
-        let (inputs, outputs) = (self.inputs(layout, rank), self.outputs(layout, rank));
-        let inputs = inputs.iter().map(|range| ("input", range));
-        for (what, range) in inputs.chain(outputs.iter().map(|range| ("output", range))) {
+
+        let inputs = self.inputs(layout, rank);
+        let outputs = self.outputs(layout, rank);
+        let named_inputs = inputs.iter().map(|range| ("input", range));
+        let named_outputs = outputs.iter().map(|range| ("output", range));
+        for (what, range) in named_inputs.chain(named_outputs) {
             let PlacedRange { kind, number, position: BufferPosition { buffer, offset }, bytes } =
                 range;
+
             if *buffer >= BUFFERS_MAX {
                 let text = format!(
                     "{what} of rank {rank}: {kind} {number} is in buffer {buffer}, expected a \
@@ -282,6 +307,7 @@ impl Placement {
                 );
                 return Err(invalid(text));
             }
+
             if offset.checked_add(*bytes).is_none() {
                 let text = format!(
                     "{what} of rank {rank}: {kind} {number} has {bytes} bytes at offset {offset} \
@@ -291,26 +317,27 @@ impl Placement {
                 return Err(invalid(text));
             }
         }
+
+        // Ends of ranges no longer overflow. Inputs are only read, so they may overlap.
         self.check_overlap(layout, rank)
     }
 
+    /// Checks that the placement has one position for each tensor or block.
     fn check_counts(&self, layout: &Layout) -> Result<(), Error> {
-        let (tensors, ranks) = (layout.tensors(), layout.ranks());
-        let check = |what: &str, found, expected, kind: &str| {
-            let text =
-                format!("{what} has {found} positions, expected {expected}, one for each {kind}");
-            if found == expected { Ok(()) } else { Err(invalid(text)) }
-        };
+        let tensors = layout.tensors();
+        let ranks = layout.ranks();
+
         match &self.input {
             InputPlacement::Contiguous(_) => {}
             InputPlacement::ByTensor(positions) => {
-                check("input", positions.len(), tensors, "tensor")?
+                check_count("input", positions.len(), tensors, "tensor")?
             }
         }
+
         match &self.output {
             OutputPlacement::Contiguous(_) => Ok(()),
             OutputPlacement::ByTensor(positions) => {
-                check("output", positions.len(), tensors, "tensor")
+                check_count("output", positions.len(), tensors, "tensor")
             }
             OutputPlacement::ByBlock(_) if tensors != 1 => {
                 let text = format!(
@@ -319,10 +346,13 @@ impl Placement {
                 );
                 Err(invalid(text))
             }
-            OutputPlacement::ByBlock(positions) => check("output", positions.len(), ranks, "block"),
+            OutputPlacement::ByBlock(positions) => {
+                check_count("output", positions.len(), ranks, "block")
+            }
         }
     }
 
+    /// Returns the ranges of the input buffers that the input of `rank` occupies.
     fn inputs(&self, layout: &Layout, rank: Rank) -> Vec<PlacedRange> {
         match &self.input {
             InputPlacement::Contiguous(position) => {
@@ -334,6 +364,7 @@ impl Placement {
         }
     }
 
+    /// Returns the ranges of the output buffers that the output of `rank` occupies.
     fn outputs(&self, layout: &Layout, rank: Rank) -> Vec<PlacedRange> {
         match &self.output {
             OutputPlacement::Contiguous(position) => {
@@ -348,9 +379,13 @@ impl Placement {
         }
     }
 
+    /// Checks that no two ranges of the output of `rank` share a byte.
     fn check_overlap(&self, layout: &Layout, rank: Rank) -> Result<(), Error> {
+        // An empty range overlaps nothing, even at a position inside another range.
         let mut outputs = self.outputs(layout, rank);
         outputs.retain(|range| range.bytes > 0);
+
+        // In order of positions, the first two ranges that overlap follow each other.
         outputs.sort_by_key(|range| range.position);
         match outputs.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
             Some(pair) => Err(invalid(format!(
@@ -372,6 +407,7 @@ impl Placement {
     }
 }
 
+/// The range of a buffer that one tensor or block occupies, with its description for errors.
 #[derive(Clone, Copy, Debug)]
 struct PlacedRange {
     kind: &'static str,
@@ -385,6 +421,7 @@ impl PlacedRange {
         Self { kind, number, position, bytes }
     }
 
+    /// Returns whether the range shares a byte with `next`, which does not begin before it.
     fn overlaps(self, next: Self) -> bool {
         let (first, second) = (self.position, next.position);
         first.buffer == second.buffer && second.offset - first.offset < self.bytes
@@ -398,15 +435,30 @@ impl fmt::Display for PlacedRange {
     }
 }
 
+/// Returns the ranges of numbered tensors or blocks with a position and a length each.
 fn placed(
     kind: &'static str,
     positions: &[BufferPosition],
     bytes: impl Fn(usize) -> u64,
 ) -> Vec<PlacedRange> {
-    let one = |(number, &position)| PlacedRange::new(kind, number, position, bytes(number));
-    positions.iter().enumerate().map(one).collect()
+    let mut ranges = Vec::with_capacity(positions.len());
+    for (number, &position) in positions.iter().enumerate() {
+        ranges.push(PlacedRange::new(kind, number, position, bytes(number)));
+    }
+    ranges
 }
 
+/// Checks that a placement has the expected number of positions.
+fn check_count(what: &str, found: usize, expected: usize, kind: &str) -> Result<(), Error> {
+    if found == expected {
+        return Ok(());
+    }
+
+    let text = format!("{what} has {found} positions, expected {expected}, one for each {kind}");
+    Err(invalid(text))
+}
+
+/// Returns the end of the last range in each buffer.
 fn buffer_bytes(ranges: Vec<PlacedRange>) -> BTreeMap<u32, u64> {
     let mut lengths = BTreeMap::new();
     for PlacedRange { position, bytes, .. } in ranges {
@@ -428,7 +480,7 @@ mod tests {
 
     #[test]
     fn equal_lengths_are_uniform() {
-        let lengths = Lengths::of(&[7, 7, 7]).unwrap();
+        let lengths = Lengths::by_rank(&[7, 7, 7]).unwrap();
         assert_eq!(lengths, Lengths::equal(3, 7).unwrap());
         assert_eq!(
             (lengths.uniform(), lengths.total(), lengths.offset(Rank(2))),
@@ -438,7 +490,7 @@ mod tests {
 
     #[test]
     fn uneven_lengths_add_up() {
-        let lengths = Lengths::of(&[3, 0, 5]).unwrap();
+        let lengths = Lengths::by_rank(&[3, 0, 5]).unwrap();
         assert_eq!((lengths.uniform(), lengths.total(), lengths.ranks()), (None, 8, 3));
         let pairs: Vec<_> =
             Rank::all(3).map(|rank| (lengths.offset(rank), lengths.bytes(rank))).collect();

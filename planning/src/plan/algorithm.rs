@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, quoted};
 
-/// The algorithm by which a collective operation moves its data. There is one for each [schedule](crate::schedule).
+/// The algorithm of a collective operation, which decides how its data moves.
+///
+/// There is one algorithm for each [schedule](crate::schedule).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -69,6 +71,7 @@ impl FromStr for Algorithm {
     }
 }
 
+/// Returns the names of all algorithms as an enumeration, for errors.
 pub(super) fn known() -> String {
     let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
     let (last, others) = names.split_last().expect("there is an algorithm");
@@ -86,10 +89,12 @@ pub enum FlagOrder {
     Prompt,
     /// Signals and waits are grouped together instead of placed next to each copy.
     ///
-    /// This suits engines that process [several at the cost of one](peerlane_hal::Caps).
+    /// This suits engines that process [several signals or waits at the cost of
+    /// one](peerlane_hal::Caps).
     ///
-    /// The first put then waits for all peers, so a late rank delays all puts. Arrivals are announced together unless the data
-    /// is forwarded, so several chunks gain nothing there; forwarded chunks are announced at once.
+    /// The first put waits for all peers, so a late rank delays all puts. Arrivals are announced
+    /// together unless the data is forwarded, so several chunks gain nothing there; forwarded
+    /// chunks are announced at once.
     Batched,
 }
 

@@ -18,12 +18,16 @@ mod text;
 pub use algorithm::{Algorithm, FlagOrder, Tier};
 pub use text::{ParseError, StepOf};
 
-/// The largest number of chunks into which a block can be cut. It bounds sizes that are computed from a number of a
-/// peer or a user.
+/// The largest number of chunks into which a block can be cut.
+///
+/// It bounds sizes that are computed from a number of a peer or a user.
 pub const CHUNKS_MAX: u32 = 1 << 16;
 
-/// The largest number of lanes of a plan that the verifier accepts. Its memory grows with the square of this number.
+/// The largest number of lanes of a plan that the verifier accepts.
+///
+/// The verifier's memory grows with the square of this number.
 pub const LANES_MAX: usize = 64;
+
 /// The largest number of output buffers that an operation can alternate between.
 pub const OUTPUTS_MAX: u32 = 2;
 
@@ -76,10 +80,11 @@ pub enum Flag {
         /// The lane in which the reader waits for the flag.
         lane: LaneId,
     },
-    /// Signals that `from` has entered an operation, so that its other output may be written in the next run. Outputs
-    /// must be used in turn.
+    /// Signals that `from` has entered an operation, so that its other output may be written in the
+    /// next run.
     ///
-    /// It is signalled in one start and [awaited in the next one](Self::lag).
+    /// Outputs must be used in turn. The flag is signalled in one start and [awaited in the next
+    /// one](Self::lag).
     Free {
         /// The rank that owns the output.
         #[serde(with = "RankNumber")]
@@ -146,8 +151,9 @@ impl Flag {
 pub enum Step {
     /// Copies a chunk of a block into the output of `peer`, which may be this rank.
     ///
-    /// In a reduction, what comes from an input is a contribution. It is copied into the inbox of `peer`, which has a place for
-    /// the contribution of each rank to the block that `peer` reduces.
+    /// In a reduction, bytes from an input are a contribution. The step copies them into the inbox
+    /// of `peer`, which has a place for the contribution of each rank to the block that `peer`
+    /// reduces.
     Put {
         /// The rank that owns the output into which the chunk is copied.
         #[serde(with = "RankNumber")]
@@ -169,8 +175,8 @@ pub enum Step {
     },
     /// Adds the contribution of one rank to a chunk of this rank's own block, in its output.
     ///
-    /// The first of these steps overwrites the chunk. This rank's own contribution is read from its input, and others from
-    /// its inbox. The steps behind it in the lane read the result.
+    /// The first of these steps overwrites the chunk. This rank's own contribution is read from its
+    /// input, and others from its inbox. The steps after it in the lane read the result.
     Reduce {
         /// The chunk of this rank's block that the contribution is added to.
         cell: Cell,
@@ -212,7 +218,8 @@ pub struct Lane {
     pub steps: Vec<Step>,
 }
 
-/// The copies, signals and waits that one rank executes in a collective operation. They are data without addresses.
+/// The copies, signals and waits that one rank executes in a collective operation, as data without
+/// addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
@@ -245,26 +252,30 @@ pub struct Plan {
 impl Plan {
     /// Returns the steps of one lane, including those by which the lane begins and ends.
     ///
-    /// A lane that forks from the caller's stream and joins it needs neither, and an empty lane has neither. Every other lane, for
-    /// which `flagged` returns true, first waits for [`Flag::Go`] and last signals [`Flag::Sent`]; lane 0 has the matching
-    /// signals and waits. `flagged` is not called for lane 0.
+    /// A lane that forks from the caller's stream and joins it needs no such steps, and an empty
+    /// lane has none. Every other lane that `flagged` returns true for first waits for [`Flag::Go`]
+    /// and last signals [`Flag::Sent`]; lane 0 has the matching signals and waits. `flagged` is not
+    /// called for lane 0.
     ///
     /// # Panics
     /// If the plan has no such lane.
     pub fn closed_lane(&self, lane: LaneId, flagged: impl Fn(LaneId) -> bool) -> Vec<Step> {
-        let steps = &self.lanes[lane.index()].steps;
+        let steps = self.lanes[lane.index()].steps.iter().copied();
         let peer = self.rank;
-        let flagged = |lane: LaneId| !self.lanes[lane.index()].steps.is_empty() && flagged(lane);
+        let is_closed = |lane: LaneId| !self.lanes[lane.index()].steps.is_empty() && flagged(lane);
+
         if lane != LaneId::HOME {
-            let flagged = flagged(lane);
-            let entry = flagged.then_some(Step::Wait { flag: Flag::Go { lane } });
-            let exit = flagged.then_some(Step::Signal { peer, flag: Flag::Sent { lane } });
-            return entry.into_iter().chain(steps.iter().copied()).chain(exit).collect();
+            let is_closed = is_closed(lane);
+            let entry = is_closed.then_some(Step::Wait { flag: Flag::Go { lane } });
+            let exit = is_closed.then_some(Step::Signal { peer, flag: Flag::Sent { lane } });
+            return entry.into_iter().chain(steps).chain(exit).collect();
         }
-        let others = || self.lane_ids().skip(1).filter(|&lane| flagged(lane));
+
+        // Lane 0 starts the other lanes before its own steps, so that they run at the same time.
+        let others = || self.lane_ids().skip(1).filter(|&lane| is_closed(lane));
         let entry = others().map(|lane| Step::Signal { peer, flag: Flag::Go { lane } });
         let exit = others().map(|lane| Step::Wait { flag: Flag::Sent { lane } });
-        entry.chain(steps.iter().copied()).chain(exit).collect()
+        entry.chain(steps).chain(exit).collect()
     }
 
     /// Returns the numbers of all lanes of the plan, in order.

@@ -30,26 +30,32 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { collective, algorithm, rank, ranks, chunks, in_place, .. } = self;
         let Self { outputs, flags, lanes, .. } = self;
+
         let plural = if *chunks == 1 { "" } else { "s" };
         let place = if *in_place { "in place" } else { "out of place" };
+
         write!(
             f,
             "{collective} {algorithm}: rank {rank} of {ranks}, {chunks} chunk{plural}, {place}"
         )?;
+
+        // Values that are the default are left out, and the parser fills them in.
         if *outputs != 1 {
             write!(f, ", {outputs} outputs in turn")?;
         }
         if *flags != FlagOrder::Prompt {
             write!(f, ", flags {flags}")?;
         }
+
         writeln!(f)?;
+
         for (number, lane) in lanes.iter().enumerate() {
             match lane.tier {
                 Tier::Local => writeln!(f, "lane {number}")?,
                 tier @ Tier::Network => writeln!(f, "lane {number} {tier}")?,
             }
             for &step in &lane.steps {
-                writeln!(f, "  {}", step.of(*rank))?;
+                writeln!(f, "  {}", step.display_for(*rank))?;
             }
         }
         Ok(())
@@ -64,8 +70,8 @@ pub struct StepOf {
 }
 
 impl Step {
-    /// Returns the step in a form that is printed like a line in the plan of `rank`.
-    pub fn of(self, rank: Rank) -> StepOf {
+    /// Returns an object that prints the step like a line in the plan of `rank`.
+    pub fn display_for(self, rank: Rank) -> StepOf {
         StepOf { rank, step: self }
     }
 }
@@ -76,6 +82,8 @@ impl fmt::Display for StepOf {
             Step::Put { peer, cell, from } => write!(f, "put {cell} {from} to {peer}"),
             Step::Get { peer, cell, from } => write!(f, "get {cell} {from} of {peer}"),
             Step::Reduce { cell, from } => write!(f, "reduce {cell} of {from}"),
+
+            // A rank usually signals its own flags, so their text leaves out the rank.
             Step::Signal { peer, flag: Flag::Taken { by, lane } } if by == self.rank => {
                 write!(f, "signal taken{} to {peer}", For(lane))
             }
@@ -86,6 +94,7 @@ impl fmt::Display for StepOf {
                 write!(f, "signal free{} to {peer}", For(lane))
             }
             Step::Signal { peer, flag } => write!(f, "signal {flag} to {peer}"),
+
             Step::Wait { flag } => write!(f, "wait {flag}"),
         }
     }
@@ -114,6 +123,7 @@ impl fmt::Display for Source {
     }
 }
 
+/// The end of a flag's text, which has the number of the reader's lane unless it is lane 0.
 struct For(LaneId);
 
 impl fmt::Display for For {
@@ -153,17 +163,24 @@ impl FromStr for Plan {
             .zip(text.lines())
             .map(|(number, text)| Line::new(number, text))
             .filter(|line| !line.words.is_empty());
+
+        // A text without lines is reported as a missing word in its first line.
         let mut plan = header(lines.next().unwrap_or_else(|| Line::new(1, "")))?;
+
         for mut line in lines {
             if line.words[0] == "lane" {
                 line.literal("lane")?;
+
+                // Lanes are numbered in order, so the number is known before it is read.
                 line.literal(&plan.lanes.len().to_string())?;
+
                 let tier = match line.peek() {
                     None => Tier::Local,
                     Some(_) => line.read("network", |word| {
                         (word == Tier::Network.name()).then_some(Tier::Network)
                     })?,
                 };
+
                 line.end()?;
                 plan.lanes.push(Lane { tier, steps: Vec::new() });
             } else if let Some(lane) = plan.lanes.last_mut() {
@@ -172,37 +189,48 @@ impl FromStr for Plan {
                 return Err(line.fault(0, "lane 0"));
             }
         }
+
         Ok(plan)
     }
 }
 
+/// Reads the first line of a plan, which has everything but the lanes.
 fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
     let collective = line.collective()?;
     let algorithm = line.read(&algorithm::known(), |word| word.parse::<Algorithm>().ok())?;
     line.literal(":")?;
     line.literal("rank")?;
+
     let rank = line.rank()?;
     line.literal("of")?;
-    let ranks = line.number("the number of ranks")?;
+    let ranks = line.read_number("the number of ranks")?;
     line.literal(",")?;
-    let chunks = line.number("the number of chunks")?;
+
+    let chunks = line.read_number("the number of chunks")?;
     line.literal(if chunks == 1 { "chunk" } else { "chunks" })?;
     line.literal(",")?;
+
     let in_place = line.read("in place or out of place", |word| match word {
         "in" => Some(true),
         "out" => Some(false),
         _ => None,
     })?;
+
     if !in_place {
         line.literal("of")?;
     }
     line.literal("place")?;
-    let (mut outputs, mut flags) = (1, FlagOrder::Prompt);
+
+    // Both parts are optional; the outputs come first.
+    let mut outputs = 1;
+    let mut flags = FlagOrder::Prompt;
     if line.peek() == Some(",") {
         line.literal(",")?;
         if line.peek() != Some("flags") {
-            outputs = line.number("the number of outputs, or flags")?;
-            ["outputs", "in", "turn"].into_iter().try_for_each(|word| line.literal(word))?;
+            outputs = line.read_number("the number of outputs, or flags")?;
+            for word in ["outputs", "in", "turn"] {
+                line.literal(word)?;
+            }
             if line.peek() == Some(",") {
                 line.literal(",")?;
                 flags = flag_order(&mut line)?;
@@ -211,16 +239,19 @@ fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
             flags = flag_order(&mut line)?;
         }
     }
+
     line.end()?;
     let lanes = Vec::new();
     Ok(Plan { collective, algorithm, rank, ranks, chunks, in_place, outputs, flags, lanes })
 }
 
+/// Reads the word `flags` and the order after it.
 fn flag_order(line: &mut Line<'_>) -> Result<FlagOrder, ParseError> {
     line.literal("flags")?;
     line.read("prompt or batched", |word| word.parse().ok())
 }
 
+/// Reads a step of the plan of `rank`.
 fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
     let step = match line.word() {
         Some("put") => {
@@ -237,14 +268,19 @@ fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
             Step::Signal { flag, peer: line.peer("to")? }
         }
         Some("wait") => Step::Wait { flag: flag(&mut line, None)? },
+        // `from_str` handles the lines that begin with `lane`, which are valid here too.
         _ => return Err(line.fault(0, "put, get, reduce, signal, wait or lane")),
     };
+
     line.end()?;
     Ok(step)
 }
 
+/// Reads a flag. `default` is the rank of a flag whose text names no rank, if it may be left out.
 fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> {
+    // An error about an unknown flag cites its first word.
     let at = line.next;
+
     match line.word() {
         Some("ready") => {
             let lane = line.for_lane()?;
@@ -266,11 +302,15 @@ fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> 
     }
 }
 
-/// Commas and colons count as separate words in the text of a plan.
+/// A line of the text of a plan, split into words that are read in order.
+///
+/// Commas and colons count as separate words.
 struct Line<'a> {
     number: usize,
+    /// The text without white space at its ends, for errors.
     text: &'a str,
     words: Vec<&'a str>,
+    /// The index of the word to read next, which can exceed the number of words.
     next: usize,
 }
 
@@ -284,12 +324,15 @@ impl<'a> Line<'a> {
         self.words.get(self.next).copied()
     }
 
+    /// Reads the next word, or returns `None` at the end of the line.
     fn word(&mut self) -> Option<&'a str> {
         let word = self.peek();
         self.next += 1;
         word
     }
 
+    /// Reads a word with `parse`. If it is missing or `parse` returns `None`, `expected` describes
+    /// it in the error.
     fn read<T>(
         &mut self,
         expected: &str,
@@ -299,10 +342,12 @@ impl<'a> Line<'a> {
         self.word().and_then(parse).ok_or_else(|| self.fault(at, expected))
     }
 
+    /// Reads a word that must equal `expected`.
     fn literal(&mut self, expected: &str) -> Result<(), ParseError> {
         self.read(&format!("{expected:?}"), |word| (word == expected).then_some(()))
     }
 
+    /// Reads the name of a collective, and its root if it has one.
     fn collective(&mut self) -> Result<Collective, ParseError> {
         let collective = self.read(&known_collectives(), Collective::of_name)?;
         match collective.root() {
@@ -311,27 +356,30 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn number(&mut self, what: &str) -> Result<u32, ParseError> {
-        self.read(what, number)
+    fn read_number(&mut self, what: &str) -> Result<u32, ParseError> {
+        self.read(what, parse_number)
     }
 
     fn rank(&mut self) -> Result<Rank, ParseError> {
-        self.number("the number of a rank").map(Rank)
+        self.read_number("the number of a rank").map(Rank)
     }
 
     fn lane(&mut self) -> Result<LaneId, ParseError> {
         self.literal("lane")?;
-        self.number("the number of a lane").map(LaneId)
+        self.read_number("the number of a lane").map(LaneId)
     }
 
+    /// Reads the lane of a flag, which is lane 0 if the text names none.
     fn for_lane(&mut self) -> Result<LaneId, ParseError> {
         if self.peek() != Some("for") {
             return Ok(LaneId::HOME);
         }
+
         self.literal("for")?;
         self.lane()
     }
 
+    /// Reads a rank after `word`. Without `word`, the rank is `default` if there is one.
     fn rank_after(&mut self, word: &str, default: Option<Rank>) -> Result<Rank, ParseError> {
         match default {
             Some(default) if self.peek() != Some(word) => Ok(default),
@@ -339,6 +387,7 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// Reads a rank after `word`.
     fn peer(&mut self, word: &str) -> Result<Rank, ParseError> {
         self.literal(word)?;
         self.rank()
@@ -351,13 +400,14 @@ impl<'a> Line<'a> {
             "output" => Some(Source::Output),
             _ => None,
         })?;
+
         Ok((cell, from))
     }
 
     fn cell(&mut self) -> Result<Cell, ParseError> {
         self.read("a cell such as 2.0, block and chunk", |word| {
             let (block, chunk) = word.split_once('.')?;
-            Some(Cell { block: Rank(number(block)?), chunk: number(chunk)? })
+            Some(Cell { block: Rank(parse_number(block)?), chunk: parse_number(chunk)? })
         })
     }
 
@@ -368,6 +418,7 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// Returns the error for the word with index `at`, which does not have the expected form.
     fn fault(&self, at: usize, expected: &str) -> ParseError {
         let found = self.words.get(at).map_or("the end of the line".into(), |word| quoted(word));
         ParseError { line: self.number, text: self.text.into(), expected: expected.into(), found }
@@ -380,16 +431,20 @@ fn known_collectives() -> String {
     format!("{} or {last}", others.join(", "))
 }
 
-/// The standard parser of numbers would also accept a plus sign.
-fn number(word: &str) -> Option<u32> {
+/// Parses a decimal number without a sign.
+///
+/// The standard parser would also accept a plus sign.
+fn parse_number(word: &str) -> Option<u32> {
     if word.starts_with('+') {
         return None;
     }
+
     word.parse().ok()
 }
 
+/// Splits a comma or a colon from the end of a word. Parts without characters are left out.
 fn split_punctuation(word: &str) -> impl Iterator<Item = &str> {
-    let body = word.strip_suffix([',', ':']).unwrap_or(word);
-    let (body, punctuation) = word.split_at(body.len());
+    let body_bytes = word.strip_suffix([',', ':']).unwrap_or(word).len();
+    let (body, punctuation) = word.split_at(body_bytes);
     [body, punctuation].into_iter().filter(|word| !word.is_empty())
 }

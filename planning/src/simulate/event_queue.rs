@@ -2,18 +2,26 @@
 
 /// The heap position of an event that is not scheduled.
 const ABSENT: u32 = u32::MAX;
-/// The number of children of a heap node, more than two because a flat heap has fewer levels to pass.
+
+/// The number of children of a heap node.
+///
+/// It is more than two because a flat heap has fewer levels to pass.
 const CHILDREN: usize = 4;
 
-/// A priority queue of simulated events, which holds at most one time for each event number. The earliest
-/// comes first, and the smallest number among equal times, so the order of events depends on nothing else.
+/// A priority queue of simulated events, which holds at most one time for each event number.
+///
+/// The earliest event comes first, and the smallest number among equal times, so the order of
+/// events depends on nothing else.
 #[derive(Debug)]
 pub(super) struct EventQueue {
+    /// The times and numbers of the scheduled events, each before those of its children.
     heap: Vec<(u64, u32)>,
+    /// The position of each event number in the heap, or [`ABSENT`].
     positions: Vec<u32>,
 }
 
 impl EventQueue {
+    /// Creates a queue for the event numbers below `numbers`.
     pub(super) fn new(numbers: usize) -> Self {
         Self { heap: Vec::new(), positions: vec![ABSENT; numbers] }
     }
@@ -22,10 +30,13 @@ impl EventQueue {
         self.heap.first().map(|&(time, _)| time)
     }
 
+    /// Removes the earliest event, and returns its time and number.
     pub(super) fn pop(&mut self) -> Option<(u64, u32)> {
         let &first = self.heap.first()?;
         let last = self.heap.pop()?;
         self.positions[first.1 as usize] = ABSENT;
+
+        // If the first entry is also the last one, the heap is empty now.
         if first != last {
             self.sift(0, last);
         }
@@ -41,18 +52,24 @@ impl EventQueue {
             }
             position => position as usize,
         };
+
         self.sift(position, (time, number));
     }
 
+    /// Moves an entry from `hole` to the position that its time and number require.
     fn sift(&mut self, mut hole: usize, entry: (u64, u32)) {
+        // An entry that moves up is earlier than all children there, so at most one of the loops
+        // moves it.
         while hole > 0 {
             let parent = (hole - 1) / CHILDREN;
             if self.heap[parent] <= entry {
                 break;
             }
+
             self.set(hole, self.heap[parent]);
             hole = parent;
         }
+
         loop {
             let first = hole * CHILDREN + 1;
             let children = first..(first + CHILDREN).min(self.heap.len());
@@ -60,9 +77,11 @@ impl EventQueue {
             if entry <= self.heap[child] {
                 break;
             }
+
             self.set(hole, self.heap[child]);
             hole = child;
         }
+
         self.set(hole, entry);
     }
 

@@ -15,49 +15,63 @@ use crate::cost::{Link, Links};
 use crate::plan::Tier;
 use crate::topology::Topology;
 
+/// The largest number of resources of one flow: three of the lane and the ranks, two NICs, and
+/// three of the processors of a node.
 const DEMANDS_MAX: usize = 8;
 
-/// A resource that simulated transfers share, such as a NIC, with its total rate in bytes per picosecond.
+/// A shared resource that a simulated transfer uses, such as a NIC, with its total rate in bytes
+/// per picosecond.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
     pub(super) resource: u32,
     pub(super) rate: f64,
 }
 
+/// All resources that one simulated transfer uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demands {
     demands: [Demand; DEMANDS_MAX],
     count: u8,
 }
 
+/// A simulated transfer in progress.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     demands: Demands,
     /// The rate of the transfer when no other transfer shares its resources.
     rate_max: f64,
-    /// The number of bytes of a transfer that had not been moved at the time `since`.
+    /// The number of bytes that had not been moved at the time `since`.
     remaining: f64,
+    /// The current rate in bytes per picosecond.
     rate: f64,
     since: u64,
+    /// The number of the update that last computed the rate.
     last_update: u64,
 }
 
+/// The transfers that use one resource.
 #[derive(Clone, Debug, Default)]
 struct Resource {
     flows: Vec<u32>,
+    /// The largest number of transfers that have used the resource at once.
     flows_max: u32,
+    /// Whether the resource is in the list of those that have changed.
     changed: bool,
 }
 
+/// All simulated transfers in progress, with the resources that they share.
 #[derive(Debug)]
 pub(super) struct Flows {
     flows: Vec<Flow>,
     resources: Vec<Resource>,
+    /// The resources that have gained or lost a transfer since the last update.
     changed: Vec<u32>,
+    /// The number of updates of rates.
     updates: u64,
 }
 
 impl Demands {
+    /// Adds a resource with its total rate. There are at most [`DEMANDS_MAX`] resources.
     pub(super) fn push(&mut self, resource: u32, bytes_per_second: f64) {
         self.demands[usize::from(self.count)] =
             Demand { resource, rate: per_picosecond(bytes_per_second) };
@@ -79,6 +93,8 @@ impl Flows {
         }
     }
 
+    /// Begins a transfer. Its rate and its end are computed by the next
+    /// [`update_rates`](Self::update_rates).
     pub(super) fn begin(
         &mut self,
         number: u32,
@@ -95,14 +111,17 @@ impl Flows {
             since: now,
             last_update: 0,
         };
+
         for &Demand { resource, .. } in demands.all() {
             self.resources[resource as usize].flows.push(number);
             self.mark_changed(resource);
         }
     }
 
+    /// Ends a transfer, whose resources others can now use.
     pub(super) fn end(&mut self, number: u32) {
         let demands = self.flows[number as usize].demands;
+
         for &Demand { resource, .. } in demands.all() {
             let flows = &mut self.resources[resource as usize].flows;
             let index = flows.iter().position(|&flow| flow == number).expect("the flow is there");
@@ -111,8 +130,10 @@ impl Flows {
         }
     }
 
-    /// Recomputes transfer rates after all events at `now`, and reschedules the ends of transfers whose rates
-    /// have changed. `event` maps the number of a flow to that of its event.
+    /// Recomputes transfer rates after all events at `now`, and reschedules the ends of transfers
+    /// whose rates have changed.
+    ///
+    /// `event` maps the number of a flow to that of its event.
     pub(super) fn update_rates(
         &mut self,
         now: u64,
@@ -120,10 +141,13 @@ impl Flows {
         event: impl Fn(u32) -> u32,
     ) {
         self.updates += 1;
+
         while let Some(resource) = self.changed.pop() {
             let Resource { flows, flows_max, changed } = &mut self.resources[resource as usize];
             *changed = false;
             *flows_max = (*flows_max).max(flows.len() as u32);
+
+            // The index is read anew, because `update_flow` borrows all resources.
             for index in 0..flows.len() {
                 let number = self.resources[resource as usize].flows[index];
                 if let Some(end) = self.update_flow(number, now) {
@@ -136,25 +160,35 @@ impl Flows {
     /// Returns the new end time of a transfer, or `None` if its end has not changed.
     fn update_flow(&mut self, number: u32, now: u64) -> Option<u64> {
         let flow = &mut self.flows[number as usize];
+
+        // A transfer can use several resources that have changed. One computation takes all of them
+        // into account.
         if flow.last_update == self.updates {
             return None;
         }
         flow.last_update = self.updates;
+
+        // Each resource is shared in equal parts, even if a flow cannot use all of its part.
         let share = |&Demand { resource, rate }: &Demand| {
             rate / self.resources[resource as usize].flows.len() as f64
         };
         let rate = flow.demands.all().iter().map(share).fold(flow.rate_max, f64::min);
+
+        // The rate of a new transfer is 0, so its end is always computed.
         if rate == flow.rate {
             return None;
         }
+
         let moved = flow.rate * (now - flow.since) as f64;
         flow.remaining = (flow.remaining - moved).max(0.0);
         flow.rate = rate;
         flow.since = now;
+
         // A cast from a float to an integer saturates.
         Some(now.saturating_add((flow.remaining / rate).ceil() as u64))
     }
 
+    /// Adds a resource to the list of those that have changed, unless it is there already.
     fn mark_changed(&mut self, resource: u32) {
         let changed = &mut self.resources[resource as usize].changed;
         if !std::mem::replace(changed, true) {
@@ -162,6 +196,7 @@ impl Flows {
         }
     }
 
+    /// Returns the largest number of transfers that have used a resource at once.
     pub(super) fn flows_max(&self, resource: u32) -> u32 {
         self.resources[resource as usize].flows_max
     }
@@ -187,7 +222,7 @@ impl LinkClass {
     pub const ALL: [Self; 3] = [Self::Own, Self::Local, Self::Network];
 
     /// Returns the kind of link of a copy, which depends on the tier unless the copy stays within a rank.
-    pub const fn of(tier: Tier, to_self: bool) -> Self {
+    pub const fn from_tier(tier: Tier, to_self: bool) -> Self {
         match tier {
             _ if to_self => Self::Own,
             Tier::Local => Self::Local,
@@ -214,16 +249,23 @@ impl LinkClass {
     }
 }
 
+/// Numbers the resources that copies share, and finds those of each copy.
+///
+/// The numbers are in this order: engines by lane, the links into and out of each rank by class,
+/// threads by rank, NICs by direction, and processors and memory by node.
 #[derive(Debug)]
 pub(super) struct Resources<'a> {
     links: &'a Links,
     topology: &'a Topology,
     /// The number of lanes of all ranks together.
     lanes: u32,
+    /// The number of the first NIC of each node, followed by the number of all NICs.
     first_nic: Vec<u32>,
+    /// The index of each rank among the ranks of its node.
     local_index: Vec<u32>,
 }
 
+/// The ranks and the link that a copy uses, which determine its resources.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyPath {
     pub(super) lane: u32,
@@ -232,6 +274,7 @@ pub(super) struct CopyPath {
     pub(super) from: Rank,
     pub(super) to: Rank,
     pub(super) class: LinkClass,
+    /// The rate of the copy when it has all resources for itself.
     pub(super) bytes_per_second: f64,
 }
 
@@ -239,76 +282,99 @@ impl<'a> Resources<'a> {
     pub(super) fn new(links: &'a Links, topology: &'a Topology, lanes: u32) -> Self {
         let mut first_nic = vec![0];
         let mut local_index = vec![0; topology.ranks()];
+
         for node in 0..topology.nodes() as u32 {
             let members = topology.members(node);
             // No rank uses a NIC beyond the number of ranks of its node.
             let ranks = members.len() as u32;
             let nics = links.node.nics.map_or(ranks, |nics| nics.min(ranks));
             first_nic.push(first_nic[node as usize] + nics);
+
             for (index, member) in (0..).zip(members) {
                 local_index[member.index()] = index;
             }
         }
+
         Self { links, topology, lanes, first_nic, local_index }
     }
 
+    /// Returns the number of all resources.
     pub(super) fn count(&self) -> usize {
+        // The memory of the nodes has the last numbers.
         (self.memory(self.topology.nodes() as u32)) as usize
     }
 
+    /// Returns the resources that a copy uses, with their rates.
     pub(super) fn demands(&self, copy: CopyPath) -> Demands {
         let CopyPath { lane, by, from, to, class, bytes_per_second } = copy;
         let link = class.link(self.links);
+        let node = &self.links.node;
+
         let mut demands = Demands::default();
         demands.push(lane, link.engine_bytes_per_second);
         demands.push(self.rank_ingress(to, class), link.receive_bytes_per_second);
         demands.push(self.rank_egress(from, class), link.send_bytes_per_second);
-        let node = &self.links.node;
+
         if class == LinkClass::Network {
             let rate = node.nic_bytes_per_second.unwrap_or(f64::INFINITY);
             demands.push(self.nic_egress(from), rate);
             demands.push(self.nic_ingress(to), rate);
         }
+
+        // The processor of the rank that executes the copy moves the bytes, whoever owns them.
         if link.by_processor {
             let node_index = self.topology.node(by);
             demands.push(self.thread(by), bytes_per_second);
+
+            // Each processor is as fast as the thread that it executes.
             if let Some(processors) = node.processors {
                 demands.push(self.processors(node_index), f64::from(processors) * bytes_per_second);
             }
+
             if let Some(rate) = node.copy_bytes_per_second {
                 demands.push(self.memory(node_index), rate);
             }
         }
+
         demands
     }
 
+    /// Returns the number of the link into `rank`. Each class has a link of its own.
     pub(super) fn rank_ingress(&self, rank: Rank, class: LinkClass) -> u32 {
         self.lanes + rank.0 * 3 + class as u32
     }
 
+    /// Returns the number of the link out of `rank`.
     fn rank_egress(&self, rank: Rank, class: LinkClass) -> u32 {
         self.rank_ingress(rank, class) + self.ranks() * 3
     }
 
+    /// Returns the number of the NIC through which bytes reach `rank`.
     pub(super) fn nic_ingress(&self, rank: Rank) -> u32 {
         let node = self.topology.node(rank) as usize;
         let (first, end) = (self.first_nic[node], self.first_nic[node + 1]);
+        // The ranks of a node take its NICs by turns.
         let nic = first + self.local_index[rank.index()] % (end - first);
+
         self.thread(Rank(self.ranks())) + nic
     }
 
+    /// Returns the number of the NIC through which bytes leave `rank`.
     fn nic_egress(&self, rank: Rank) -> u32 {
         self.nic_ingress(rank) + self.nics()
     }
 
+    /// Returns the number of the thread that makes the copies of `rank`.
     fn thread(&self, rank: Rank) -> u32 {
         self.rank_egress(Rank(self.ranks()), LinkClass::Own) + rank.0
     }
 
+    /// Returns the number of the processors of `node`, which are one resource.
     fn processors(&self, node: u32) -> u32 {
         self.thread(Rank(self.ranks())) + self.nics() * 2 + node
     }
 
+    /// Returns the number of the memory of `node`.
     fn memory(&self, node: u32) -> u32 {
         self.processors(node) + self.topology.nodes() as u32
     }

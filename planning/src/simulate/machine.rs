@@ -1,8 +1,8 @@
 //! Simulates the lanes of a collective, which issue their steps in order, copy bytes and signal flags.
 //!
-//! Only the end of the issue of a copy and the end of its transfer are events, because only they change what
-//! lanes share. Signals and waits in between are handled at once, ahead of the clock if they take time. They
-//! change only their own lane and the times of flags.
+//! Only the end of the issue of a copy and the end of its transfer are events, because only they
+//! change what lanes share. Signals and waits in between are handled at once, ahead of the clock if
+//! they take time. They change only their own lane and the times of flags.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,14 +16,21 @@ use crate::cost::{Link, Links, picoseconds};
 use crate::plan::Tier;
 use crate::topology::Topology;
 
+/// Marks a step without a cause.
 pub(super) const NO_STEP: u32 = u32::MAX;
 
+/// Marks the time of a flag that is not set, or of a step that has not ended.
 const UNKNOWN: u64 = u64::MAX;
-/// The maximum simulated time in picoseconds. No time near [`UNKNOWN`] or one that has saturated is mistaken
-/// for a real one.
+
+/// The maximum simulated time in picoseconds.
+///
+/// It is far below [`UNKNOWN`] and below times that have saturated, so neither is mistaken for a
+/// real time.
 pub(super) const TIME_MAX: u64 = u64::MAX / 2;
-/// The maximum number of puts of one lane that are transferred at once, all to different peers. More would
-/// only make each slower; later puts are issued and follow in order.
+
+/// The maximum number of puts of one lane that are transferred at once, all to different peers.
+///
+/// More would only make each slower; later puts are issued and follow in order.
 const FLOWS_MAX: u32 = 8;
 
 /// The parameters of one link, with times in picoseconds.
@@ -34,17 +41,19 @@ struct LinkTimes {
     flag: u64,
     step: u64,
     puts_in_flight: usize,
+    /// The number of transfers of a lane that may move bytes at once.
     flows: u32,
     bytes_per_second: f64,
     get_bytes_per_second: f64,
     /// The additional time of a put that forwards bytes received from a peer.
     passed_on_put: u64,
+    /// The factor by which it takes longer to forward such bytes.
     passed_on: f64,
     submit: u64,
 }
 
 impl LinkTimes {
-    fn of(link: &Link) -> Self {
+    fn from_link(link: &Link) -> Self {
         Self {
             put: picoseconds(link.put_seconds),
             get: picoseconds(link.get_seconds),
@@ -60,7 +69,7 @@ impl LinkTimes {
         }
     }
 
-    /// Returns the time in picoseconds for which a copy occupies its lane.
+    /// Returns how long a copy occupies its lane, in picoseconds.
     fn copy(&self, get: bool, passed_on: bool) -> u64 {
         match (get, passed_on) {
             (true, _) => self.get,
@@ -70,21 +79,27 @@ impl LinkTimes {
     }
 }
 
-/// Returns the factor by which it takes longer to forward bytes that were received from a peer. They are read
-/// first from the caches of another processor, and then like any other bytes.
+/// Returns the factor by which it takes longer to forward bytes that were received from a peer.
+///
+/// The bytes are read first from the caches of another processor, and then like any other bytes.
 fn passed_on(link: &Link) -> f64 {
     let Link { bytes_per_second, passed_on_bytes_per_second, .. } = *link;
     passed_on_bytes_per_second.map_or(1.0, |first| 1.0 + bytes_per_second / first)
 }
 
+/// The state of a simulation, with the results that it has until now.
 #[derive(Debug)]
 pub(super) struct Machine<'a> {
     program: &'a Program,
     times: [LinkTimes; 3],
+    /// The largest number of transfers of a lane that move bytes at once.
     flows_per_lane: u32,
     pub(super) lanes: Vec<Lane>,
     pub(super) resources: Resources<'a>,
     pub(super) flows: Flows,
+    /// The ends of issues and transfers.
+    ///
+    /// Each lane has the number of its issue, followed by those of its transfers.
     events: EventQueue,
     /// The lanes that can continue, because they have just started or the flag that they wait for is set.
     ready: Vec<u32>,
@@ -96,7 +111,10 @@ pub(super) struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// The start delays in `delays` are in picoseconds, by rank; ranks without an entry are not delayed.
+    /// Creates a machine whose lanes have not begun.
+    ///
+    /// The start delays in `delays` are in picoseconds, by rank; ranks without an entry are not
+    /// delayed.
     pub(super) fn new(
         program: &'a Program,
         topology: &'a Topology,
@@ -104,15 +122,18 @@ impl<'a> Machine<'a> {
         delays: &[u64],
         recorder: Recorder,
     ) -> Self {
-        let times = LinkClass::ALL.map(|class| LinkTimes::of(class.link(links)));
+        let times = LinkClass::ALL.map(|class| LinkTimes::from_link(class.link(links)));
         let flows_per_lane = times.iter().map(|times| times.flows).max().unwrap_or(1);
+
         let lanes = program.first.len() - 1;
         let local_lanes = program.tiers.iter().filter(|&&tier| tier == Tier::Local).count();
         let start = links.start(local_lanes);
+
         let lane = |(lane, ends): (usize, &[u32])| {
             let delay = delays.get(lane / program.lanes()).copied().unwrap_or(0);
             Lane::new(ends[0], ends[1], start.saturating_add(delay))
         };
+
         let resources = Resources::new(links, topology, lanes as u32);
         Self {
             program,
@@ -122,6 +143,7 @@ impl<'a> Machine<'a> {
             flows: Flows::new(lanes * flows_per_lane as usize, resources.count()),
             resources,
             events: EventQueue::new(lanes * (flows_per_lane as usize + 1)),
+            // The last entry continues first, so lanes begin in order of their numbers.
             ready: (0..lanes as u32).rev().collect(),
             ends: vec![UNKNOWN; program.steps.len()],
             causes: vec![NO_STEP; program.steps.len()],
@@ -129,22 +151,25 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Handles events in order of time, until none is left or the time exceeds [`TIME_MAX`].
     pub(super) fn run(&mut self) {
+        let events_per_lane = self.flows_per_lane + 1;
+
         self.resume();
         while let Some(now) = self.events.next_time().filter(|now| *now <= TIME_MAX) {
             while self.events.next_time() == Some(now) {
                 let Some((_, number)) = self.events.pop() else { break };
-                let (lane, flow) =
-                    (number / (self.flows_per_lane + 1), number % (self.flows_per_lane + 1));
-                match flow {
+                let lane = number / events_per_lane;
+                match number % events_per_lane {
                     0 => self.finish_issue(lane, now),
                     flow => self.end_flow(lane, flow - 1, now),
                 }
                 self.resume();
             }
+
+            // Rates change once for all events at this time, so that their order has no effect on rates.
             let flows_per_lane = self.flows_per_lane;
-            let event =
-                |flow| flow / flows_per_lane * (flows_per_lane + 1) + 1 + flow % flows_per_lane;
+            let event = |flow| flow / flows_per_lane * events_per_lane + 1 + flow % flows_per_lane;
             self.flows.update_rates(now, &mut self.events, event);
         }
     }
@@ -160,19 +185,22 @@ impl<'a> Machine<'a> {
 
     fn link_class(&self, lane: u32, peer: u32) -> LinkClass {
         let lanes = self.program.lanes() as u32;
-        LinkClass::of(self.program.tiers[(lane % lanes) as usize], peer == lane / lanes)
+        LinkClass::from_tier(self.program.tiers[(lane % lanes) as usize], peer == lane / lanes)
     }
 
     fn times_of(&self, lane: u32, peer: u32) -> &LinkTimes {
         &self.times[self.link_class(lane, peer) as usize]
     }
 
+    /// Lets all lanes in `ready` continue, among them those that the signals of others make ready
+    /// meanwhile.
     fn resume(&mut self) {
         while let Some(lane) = self.ready.pop() {
             self.advance(lane);
         }
     }
 
+    /// Executes the next steps of a lane, until it issues a copy, waits or ends.
     fn advance(&mut self, number: u32) {
         loop {
             let lane = &mut self.lanes[number as usize];
@@ -182,16 +210,20 @@ impl<'a> Machine<'a> {
                     if lane.copies.is_empty() { LaneState::Done } else { LaneState::WaitDrain };
                 return;
             }
+
             match self.program.steps[step as usize].unpack() {
                 ModelStep::Put { peer, passed_on, .. } => {
                     return self.begin_issue(number, peer, false, passed_on);
                 }
                 ModelStep::Get { peer, .. } => return self.begin_issue(number, peer, true, false),
                 ModelStep::Signal { lane: reader, .. } => self.signal(number, step, reader),
+
+                // The start before has set the flag.
                 ModelStep::Wait { signal } if signal == Some(step) => {
                     self.ends[step as usize] = 0;
                     self.pass_wait(number, step, NO_STEP);
                 }
+
                 ModelStep::Wait { .. } if self.ends[step as usize] == UNKNOWN => {
                     lane.state = LaneState::WaitFlag;
                     return;
@@ -200,30 +232,42 @@ impl<'a> Machine<'a> {
                     self.pass_wait(number, step, signal.unwrap_or(NO_STEP))
                 }
             }
+
             self.lanes[number as usize].next += 1;
         }
     }
 
+    /// Begins to issue a copy to or from `peer`, or waits until the lane has room for another copy.
     fn begin_issue(&mut self, number: u32, peer: u32, get: bool, passed_on: bool) {
         let times = self.times_of(number, peer);
-        let (copy, puts_in_flight) = (times.copy(get, passed_on), times.puts_in_flight);
+        let copy = times.copy(get, passed_on);
+        let puts_in_flight = times.puts_in_flight;
+
         let lane = &mut self.lanes[number as usize];
         if lane.copies.len() >= puts_in_flight {
             lane.state = LaneState::WaitSlot;
             return;
         }
+
         lane.state = LaneState::Issuing;
         self.events.schedule(number * (self.flows_per_lane + 1), lane.at.saturating_add(copy));
     }
 
+    /// Signals the flag of a step to the lane `reader`, or defers the signal until earlier copies
+    /// have ended.
     fn signal(&mut self, number: u32, step: u32, reader: u32) {
-        let (rank, peer) = (self.rank_of(number), self.rank_of(reader));
-        let ordered_after = (peer != rank).then_some(peer);
+        let rank = self.rank_of(number);
+        let peer = self.rank_of(reader);
         let step_time = self.times_of(number, peer).step;
+
         let lane = &mut self.lanes[number as usize];
         let at = lane.at;
         lane.at = at.saturating_add(step_time);
+
+        // A signal to a peer follows the copies to that peer, and a signal to the own rank all copies.
+        let ordered_after = (peer != rank).then_some(peer);
         if let Some(copy) = lane.last(ordered_after) {
+            // The lane continues without the signal, so the signal is not the cause of its next step.
             let deferred = DeferredSignal { step, ordered_after, number: copy.number, at };
             self.causes[step as usize] = lane.cause;
             lane.deferred.push(deferred);
@@ -233,20 +277,26 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Sets the flag of a signal step at the time `at`, and wakes the lane that waits for it.
     fn deliver_signal(&mut self, number: u32, step: u32, at: u64, cause: u32) {
         self.ends[step as usize] = at;
         self.causes[step as usize] = cause;
+
         let ModelStep::Signal { lane: reader, target } = self.program.steps[step as usize].unpack()
         else {
             return;
         };
+
+        // No step of this start waits for the flag.
         if target == NEXT_START {
             self.recorder.instant(step, at);
             return;
         }
+
         let flag_time = self.times_of(number, self.rank_of(reader)).flag;
         self.ends[target as usize] = at.saturating_add(flag_time);
         self.recorder.instant(step, at);
+
         let lane = &mut self.lanes[reader as usize];
         if lane.state == LaneState::WaitFlag && u64::from(lane.next) == target {
             lane.state = LaneState::Running;
@@ -254,21 +304,27 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Ends the wait of a lane for a flag that is set. The flag was set by the step `signal`.
     fn pass_wait(&mut self, number: u32, step: u32, signal: u32) {
         let own = self.times_of(number, self.rank_of(number)).step;
         let lane = &mut self.lanes[number as usize];
-        let (reached, set_at) = (lane.at, self.ends[step as usize]);
-        let (at, cause) = match reached.saturating_add(own) {
-            ready if ready >= set_at => (ready, lane.cause),
-            _ => (set_at, signal),
-        };
+        let reached = lane.at;
+        let set_at = self.ends[step as usize];
+
+        // The time of a flag includes the wake-up of the lane that waits for it. Only a wait for a flag
+        // that is already set takes the time of a step.
+        let ready = reached.saturating_add(own);
+        let (at, cause) = if ready >= set_at { (ready, lane.cause) } else { (set_at, signal) };
+
         self.ends[step as usize] = at;
         self.causes[step as usize] = cause;
         self.recorder.slice(step, reached, at);
+
         lane.at = at;
         lane.cause = step;
     }
 
+    /// Ends the issue of a copy, which is in flight from now on.
     fn finish_issue(&mut self, number: u32, now: u64) {
         let rank = Rank(self.rank_of(number));
         let lane = &mut self.lanes[number as usize];
@@ -280,6 +336,7 @@ impl<'a> Machine<'a> {
                 unreachable!("only copies are issued")
             }
         };
+
         let copy = CopyInFlight {
             number: lane.issued,
             step,
@@ -295,9 +352,14 @@ impl<'a> Machine<'a> {
         lane.issued = lane.issued.wrapping_add(1);
         lane.next += 1;
         lane.at = now;
+
+        // Only the new copy can start, so no copy that has ended is the cause of a start.
         self.start_flows(number, now, NO_STEP);
+
         let LinkTimes { puts_in_flight, submit, .. } = *self.times_of(number, peer);
         self.recorder.submit(rank, submit);
+
+        // A lane with one copy in flight at most waits for the end of the copy.
         if puts_in_flight == 1 {
             self.lanes[number as usize].state = LaneState::WaitDrain;
         } else {
@@ -305,40 +367,50 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Starts the transfers of a lane's issued copies, as many as may move bytes at once.
+    ///
+    /// The copies have waited for the end of the copy of step `ended`.
     fn start_flows(&mut self, number: u32, now: u64, ended: u32) {
         let rank = Rank(self.rank_of(number));
+        let tier = self.program.tiers[number as usize % self.program.lanes()];
+        let class_to = |peer: u32| LinkClass::from_tier(tier, peer == rank.0);
+
         loop {
-            let (times, own) = (&self.times, rank.0);
-            let tier = self.program.tiers[number as usize % self.program.lanes()];
-            let times_of =
-                |copy: &CopyInFlight| &times[LinkClass::of(tier, copy.peer == own) as usize];
+            let times = &self.times;
             let lane = &mut self.lanes[number as usize];
             let flow = lane.moving_flows.trailing_ones();
-            let Some(copy) = lane.startable(|copy| times_of(copy).flows) else { return };
+            let startable = lane.startable(|copy| times[class_to(copy.peer) as usize].flows);
+            let Some(copy) = startable else { return };
+
             copy.started = Some((now, flow));
             if copy.issued < now {
                 copy.cause = ended;
             }
+
             let CopyInFlight { bytes, peer, get, passed_on, .. } = *copy;
-            let &LinkTimes { bytes_per_second, get_bytes_per_second, .. } = times_of(copy);
-            let rate = if get { get_bytes_per_second } else { bytes_per_second };
+            let class = class_to(peer);
+            let times = &self.times[class as usize];
+            let bytes_per_second =
+                if get { times.get_bytes_per_second } else { times.bytes_per_second };
             // The bytes occupy what they pass through for longer.
-            let work =
-                if passed_on { (bytes as f64 * times_of(copy).passed_on) as u64 } else { bytes };
-            let class = LinkClass::of(tier, peer == own);
-            let (from, to) = if get { (Rank(peer), rank) } else { (rank, Rank(peer)) };
+            let work = if passed_on { (bytes as f64 * times.passed_on) as u64 } else { bytes };
+
             if lane.moving_flows == 0 {
                 lane.busy_since = now;
             }
             lane.moving_flows |= 1 << flow;
-            let bytes_per_second = rate;
-            let copy = CopyPath { lane: number, by: rank, from, to, class, bytes_per_second };
-            let demands = self.resources.demands(copy);
-            self.flows.begin(number * self.flows_per_lane + flow, now, work, rate, demands);
+
+            let (from, to) = if get { (Rank(peer), rank) } else { (rank, Rank(peer)) };
+            let path = CopyPath { lane: number, by: rank, from, to, class, bytes_per_second };
+            let demands = self.resources.demands(path);
+            let flow = number * self.flows_per_lane + flow;
+            self.flows.begin(flow, now, work, bytes_per_second, demands);
             self.recorder.bytes(from, to, class, bytes);
         }
     }
 
+    /// Ends a transfer and its copy, delivers the signals that waited for it, and lets its lane
+    /// continue.
     fn end_flow(&mut self, number: u32, flow: u32, now: u64) {
         self.flows.end(number * self.flows_per_lane + flow);
         let lane = &mut self.lanes[number as usize];
@@ -346,22 +418,30 @@ impl<'a> Machine<'a> {
         if lane.moving_flows == 0 {
             lane.busy += now - lane.busy_since;
         }
-        let moved = |copy: &CopyInFlight| copy.started.is_some_and(|(_, with)| with == flow);
-        let Some(index) = lane.copies.iter().position(moved) else { return };
-        let Some(copy) = lane.copies.remove(index) else { return };
+
+        // Every transfer that moves bytes has a copy in flight.
+        let has_ended = |copy: &CopyInFlight| copy.started.is_some_and(|(_, moved)| moved == flow);
+        let index = lane.copies.iter().position(has_ended);
+        let Some(copy) = index.and_then(|index| lane.copies.remove(index)) else { return };
         let CopyInFlight { step, peer, get, passed_on, issued, started, cause, .. } = copy;
         self.ends[step as usize] = now;
         self.causes[step as usize] = cause;
+
+        // The slice of a copy that did not wait for other copies includes the time of its issue.
         let started = started.map_or(issued, |(started, _)| started);
-        let alone =
+        let issue =
             if started == issued { self.times_of(number, peer).copy(get, passed_on) } else { 0 };
-        self.recorder.slice(step, started - alone.min(started), now);
+        self.recorder.slice(step, started - issue.min(started), now);
+
         while let Some(deferred) = self.lanes[number as usize].release(peer) {
+            // A lane can be ahead of the clock, and its signal later than the end of the copy.
             let DeferredSignal { step: signal, at, .. } = deferred;
             let cause = if at < now { step } else { self.causes[signal as usize] };
             self.deliver_signal(number, signal, at.max(now), cause);
         }
+
         self.start_flows(number, now, step);
+
         let lane = &mut self.lanes[number as usize];
         let can_advance = match lane.state {
             LaneState::WaitSlot => true,
@@ -370,9 +450,11 @@ impl<'a> Machine<'a> {
                 false
             }
         };
+
         if can_advance {
             if lane.at < now {
-                (lane.at, lane.cause) = (now, step);
+                lane.at = now;
+                lane.cause = step;
             }
             lane.state = LaneState::Running;
             self.advance(number);
@@ -380,20 +462,26 @@ impl<'a> Machine<'a> {
     }
 }
 
+/// What a lane does or waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LaneState {
     Running,
+    /// The lane occupies its engine until the next copy is issued.
     Issuing,
     /// The lane waits, because its maximum number of copies is in flight.
     WaitSlot,
     /// The lane waits until all its copies in flight have ended.
     WaitDrain,
+    /// The lane waits until the flag of its next step is set.
     WaitFlag,
+    /// The lane has executed all its steps, and its copies have ended.
     Done,
 }
 
+/// A copy that a lane has issued, and that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyInFlight {
+    /// The position of the copy among all copies of its lane.
     pub(super) number: u32,
     pub(super) step: u32,
     pub(super) peer: u32,
@@ -402,7 +490,9 @@ pub(super) struct CopyInFlight {
     pub(super) passed_on: bool,
     /// The time at which the copy was issued, in picoseconds.
     pub(super) issued: u64,
+    /// The time at which the transfer started and its number in the lane, or `None` if it has not.
     pub(super) started: Option<(u64, u32)>,
+    /// The step whose end allowed the copy to begin.
     pub(super) cause: u32,
 }
 
@@ -412,26 +502,41 @@ pub(super) struct DeferredSignal {
     pub(super) step: u32,
     /// The peer to which earlier copies must end before the signal; `None` for all peers.
     pub(super) ordered_after: Option<u32>,
+    /// The number of the last copy that must end before the signal.
     pub(super) number: u32,
+    /// The time at which the lane reached the signal, in picoseconds.
     pub(super) at: u64,
 }
 
+impl DeferredSignal {
+    /// Returns whether the signal must follow earlier copies to `peer`.
+    fn follows(&self, peer: u32) -> bool {
+        self.ordered_after.is_none_or(|only| only == peer)
+    }
+}
+
+/// One lane of one rank.
 #[derive(Clone, Debug)]
 pub(super) struct Lane {
+    /// The number of the next step.
     pub(super) next: u32,
+    /// The number of the step after the last step of the lane.
     pub(super) end: u32,
     pub(super) state: LaneState,
     /// The time at which the lane's next step can begin, or since when the lane is blocked.
     pub(super) at: u64,
+    /// The step whose end allowed the lane to reach the time `at`.
     pub(super) cause: u32,
+    /// The copies in flight, in the order of their issue.
     pub(super) copies: VecDeque<CopyInFlight>,
     pub(super) deferred: Vec<DeferredSignal>,
+    /// The number of copies that the lane has issued.
     pub(super) issued: u32,
     /// A bit mask of the lane's transfers that are moving bytes.
     pub(super) moving_flows: u64,
-    /// The total time in which at least one transfer of the lane moved bytes. `busy_since` is the begin of
-    /// the current such time.
+    /// The total time in which at least one transfer of the lane moved bytes.
     pub(super) busy: u64,
+    /// The beginning of the current such time.
     pub(super) busy_since: u64,
 }
 
@@ -457,19 +562,24 @@ impl Lane {
         self.copies.iter().rev().find(|copy| peer.is_none_or(|peer| copy.peer == peer))
     }
 
-    /// Returns the first copy whose transfer may start, because no earlier copy to the same peer is in
-    /// flight. Fewer than `flows` flows of the lane are moving.
+    /// Returns the first copy whose transfer may start.
+    ///
+    /// Its lane has fewer than `flows` transfers that move bytes, and no earlier copy to the same
+    /// peer is in flight.
     pub(super) fn startable(
         &mut self,
         flows: impl Fn(&CopyInFlight) -> u32,
     ) -> Option<&mut CopyInFlight> {
         let moving_flows = self.moving_flows.count_ones();
         let waiting = (0..self.copies.len()).filter(|&index| self.copies[index].started.is_none());
+
         for index in waiting {
             let copy = &self.copies[index];
+            // Copies start in order, so the later ones wait too.
             if moving_flows >= flows(copy) {
                 return None;
             }
+
             if !self.copies.range(..index).any(|before| before.peer == copy.peer) {
                 return self.copies.get_mut(index);
             }
@@ -477,38 +587,49 @@ impl Lane {
         None
     }
 
+    /// Removes and returns the first deferred signal that no copy in flight holds up, after a copy
+    /// to `peer` has ended.
     pub(super) fn release(&mut self, peer: u32) -> Option<DeferredSignal> {
-        let index = self.deferred.iter().position(|deferred| {
-            let DeferredSignal { ordered_after, number, .. } = *deferred;
-            let mut before = self.copies.iter().take_while(|copy| copy.number <= number);
-            ordered_after.is_none_or(|ordered_after| ordered_after == peer)
-                && !before.any(|copy| {
-                    ordered_after.is_none_or(|ordered_after| ordered_after == copy.peer)
-                })
-        })?;
-        Some(self.deferred.remove(index))
+        for (index, deferred) in self.deferred.iter().enumerate() {
+            // The end of the copy changes nothing for signals that follow copies to other peers.
+            if !deferred.follows(peer) {
+                continue;
+            }
+
+            let mut before = self.copies.iter().take_while(|copy| copy.number <= deferred.number);
+            if !before.any(|copy| deferred.follows(copy.peer)) {
+                return Some(self.deferred.remove(index));
+            }
+        }
+        None
     }
 }
 
+/// Records the traffic of ranks, and the times of the steps of traced ranks.
 #[derive(Debug)]
 pub(super) struct Recorder {
-    /// The number of bytes that each rank has sent, indexed by rank and then by kind of link.
+    /// The number of bytes that each rank has sent, by rank and then by class of link.
     pub(super) sent: Vec<u64>,
+    /// The number of bytes that each rank has received, in the same order.
     pub(super) received: Vec<u64>,
     /// The time in which each rank's host submits copies, in picoseconds.
     pub(super) host: Vec<u64>,
+    /// The numbers of the steps of each traced rank, in ascending order.
     traced: Vec<Range<u32>>,
+    /// The step, the beginning and the end of each recorded slice.
     pub(super) slices: Vec<(u32, u64, u64)>,
 }
 
 impl Recorder {
-    /// The ranks in `traced` must be sorted and contain no duplicates.
+    /// Creates a recorder for the steps of the ranks in `traced`, which must be sorted and contain
+    /// no duplicates.
     pub(super) fn new(ranks: usize, program: &Program, traced: &[Rank]) -> Self {
         let lanes = program.lanes();
         let steps = |rank: &Rank| {
             let first = rank.index() * lanes;
             program.first[first]..program.first[first + lanes]
         };
+
         Self {
             sent: vec![0; ranks * LinkClass::ALL.len()],
             received: vec![0; ranks * LinkClass::ALL.len()],
@@ -518,24 +639,31 @@ impl Recorder {
         }
     }
 
+    /// Adds a copy to the traffic of the ranks that it reads and writes.
     pub(super) fn bytes(&mut self, from: Rank, to: Rank, class: LinkClass, bytes: u64) {
         let sent = &mut self.sent[from.index() * LinkClass::ALL.len() + class as usize];
         *sent = sent.saturating_add(bytes);
+
         let received = &mut self.received[to.index() * LinkClass::ALL.len() + class as usize];
         *received = received.saturating_add(bytes);
     }
 
+    /// Adds the time in which the host of `rank` submits a copy.
     pub(super) fn submit(&mut self, rank: Rank, picoseconds: u64) {
         let host = &mut self.host[rank.index()];
         *host = host.saturating_add(picoseconds);
     }
 
+    /// Records a step that takes no time, if its rank is traced.
     pub(super) fn instant(&mut self, step: u32, at: u64) {
         self.slice(step, at, at);
     }
 
+    /// Records the beginning and the end of a step, if its rank is traced.
     pub(super) fn slice(&mut self, step: u32, begin: u64, end: u64) {
+        // A rank without steps has an empty range, which contains no step.
         let before = self.traced.partition_point(|steps| steps.end <= step);
+
         if self.traced.get(before).is_some_and(|steps| steps.contains(&step)) {
             self.slices.push((step, begin, end));
         }

@@ -6,10 +6,10 @@
 //! | modelled | how |
 //! | --- | --- |
 //! | lanes | steps run in order |
-//! | puts and gets | one takes its lane for [`put_seconds`](Link::put_seconds) or [`get_seconds`](Link::get_seconds), and then moves its bytes; the lane goes on meanwhile if several may be [in flight](Link::puts_in_flight), else it waits for the end |
+//! | puts and gets | a copy takes its lane for [`put_seconds`](Link::put_seconds) or [`get_seconds`](Link::get_seconds), and then moves its bytes; the lane goes on meanwhile if several copies may be [in flight](Link::puts_in_flight), else it waits for the end |
 //! | bytes that a peer has just put here | they start [later](Link::passed_on_seconds) and move [more slowly](Link::passed_on_bytes_per_second) |
-//! | signals | one follows all puts of its lane to the reader; a signal of a rank to itself follows all puts of its lane; the flag is set after [`flag_seconds`](Link::flag_seconds) |
-//! | waits | one blocks its lane until the flag is set |
+//! | signals | a signal follows all puts of its lane to the reader; a signal of a rank to itself follows all puts of its lane; the flag is set after [`flag_seconds`](Link::flag_seconds) |
+//! | waits | a wait blocks its lane until the flag is set |
 //! | sharing | flows share engines, the links into and out of a rank, NICs, processors and memory in equal parts; puts of one lane to one peer run one after the other, and up to 8 to different peers move their bytes at once |
 //! | the host | it submits puts to its engines meanwhile, and a start takes at least [that time](Link::submit_seconds) |
 //!
@@ -58,8 +58,8 @@ pub struct Options {
 
 /// Simulates one execution of an operation with the plan that `plan_of` returns for each rank.
 ///
-/// Plans are requested in rank order, packed and dropped. Plans of ranks on the critical path and of traced
-/// ranks are requested again, and must be the same.
+/// Plans are requested in rank order, packed and dropped. Plans of ranks on the critical path and
+/// of traced ranks are requested again, and must be the same as before.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) or [`Mismatch`](ErrorKind::Mismatch) if the arguments are
@@ -74,13 +74,18 @@ pub fn simulate(
 ) -> Result<Simulation, Error> {
     check(topology, layout, links, options)?;
     let program = compile(layout, options, &mut plan_of)?;
+
+    // The recorder searches the traced ranks, so they must be sorted and different.
     let mut traced = options.traced.clone();
     traced.sort_unstable();
     traced.dedup();
     let recorder = Recorder::new(topology.ranks(), &program, &traced);
+
+    // Copies are slower if the operation exceeds the caches, which the plans determine.
     let links = &links.adjusted_to(program.accessed_bytes(layout));
     let mut machine = Machine::new(&program, topology, links, &options.delays, recorder);
     machine.run();
+
     if machine.exceeds_clock() {
         let days = TIME_MAX / 1_000_000_000_000 / 86_400;
         return Err(program::invalid(format!(
@@ -88,14 +93,19 @@ pub fn simulate(
              faster links"
         )));
     }
+
     if let Some((id, why)) = result::deadlock(&machine, &program) {
         return Err(fault(id, why, options, &mut plan_of));
     }
+
+    // The machine keeps no plan steps, so plans are requested again for the steps to report.
     result::collect(&machine, &program, topology, &mut |rank| {
         closed_lanes(rank, options, &mut plan_of)
     })
 }
 
+/// Checks that the arguments of [`simulate`] have the same number of ranks, and that the links are
+/// valid.
 fn check(
     topology: &Topology,
     layout: &Layout,
@@ -103,6 +113,7 @@ fn check(
     options: &Options,
 ) -> Result<(), Error> {
     links.check()?;
+
     let ranks = topology.ranks();
     if layout.ranks() != ranks {
         let found = layout.ranks();
@@ -111,12 +122,14 @@ fn check(
         );
         return Err(Error::new(ErrorKind::Mismatch, text));
     }
+
     if options.delays.len() > ranks {
         let delays = options.delays.len();
         return Err(program::invalid(format!(
             "delays has {delays} entries, expected at most {ranks}, one for each rank"
         )));
     }
+
     match options.traced.iter().find(|rank| rank.index() >= ranks) {
         Some(rank) => Err(program::invalid(format!(
             "traced names rank {rank}, which does not exist in the topology of {topology}"
@@ -125,23 +138,30 @@ fn check(
     }
 }
 
+/// Packs and links the plans of all ranks.
 fn compile(
     layout: &Layout,
     options: &Options,
     plan_of: &mut impl FnMut(Rank) -> Result<Plan, Error>,
 ) -> Result<Program, Error> {
-    // The plan of one rank can be large already.
+    // The plan of one rank can be large already. Every plan has at least one lane, so the flags of one
+    // lane are a lower bound.
     program::check_flags(layout, 1)?;
+
     let first = plan_of(Rank(0))?;
     let mut compiler = Compiler::new(layout, &first)?;
     compiler.push(&first, !options.forks)?;
     drop(first);
+
     for rank in Rank::all(layout.ranks()).skip(1) {
         compiler.push(&plan_of(rank)?, !options.forks)?;
     }
+
     compiler.link().map_err(|(id, why)| fault(id, why, options, plan_of))
 }
 
+/// Requests the plan of `rank`, and returns the steps of its lanes with those by which they begin
+/// and end.
 fn closed_lanes(
     rank: Rank,
     options: &Options,
@@ -151,6 +171,9 @@ fn closed_lanes(
     Ok(plan.lane_ids().map(|lane| plan.closed_lane(lane, |_| !options.forks)).collect())
 }
 
+/// Returns the error for a step of a plan, with the text of the step.
+///
+/// If the plan cannot be requested again, that error is returned instead.
 fn fault(
     id: StepId,
     why: &str,
@@ -162,6 +185,8 @@ fn fault(
         Ok(lanes) => lanes.get(lane.index()).and_then(|steps| steps.get(index)).copied(),
         Err(error) => return error,
     };
-    let text = step.map_or(String::new(), |step| format!(" `{}`", step.of(rank)));
+
+    // The step is missing if the plan is not the same as before.
+    let text = step.map_or(String::new(), |step| format!(" `{}`", step.display_for(rank)));
     program::invalid(format!("step {index} of lane {lane} of rank {rank}{text}: {why}"))
 }

@@ -3,31 +3,39 @@
 use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
-use crate::layout::{FLAG_WORDS, FlagLayout, Layout};
+use crate::layout::{self, FLAG_WORDS, FlagLayout, Layout};
 use crate::plan::{Flag, LaneId, Plan, Step, Tier};
 
 /// The maximum number of steps of all ranks together.
 ///
-/// Each takes about 25 bytes, all of them 3.2 GiB. Plans of 4096 ranks in one chunk have up to 84 million.
+/// A step takes about 25 bytes, and this many steps take 3.2 GiB. Plans of 4096 ranks in one chunk
+/// have up to 84 million steps.
 pub const STEPS_MAX: u32 = 1 << 27;
 
-/// The maximum number of flags of all ranks together. Each takes 4 bytes until the program is linked, all of
-/// them 1.25 GiB. Plans of 4096 ranks with four lanes and one chunk have 256 Mi of them.
+/// The maximum number of flags of all ranks together.
+///
+/// A flag takes 4 bytes until the program is linked, and this many flags take 1.25 GiB. Plans of
+/// 4096 ranks with four lanes and one chunk have 256 Mi flags.
 const FLAGS_MAX: u64 = 320 << 20;
 
+/// Marks a flag that no step waits for.
 const NO_WAIT: u32 = u32::MAX;
 
-/// The packed plan steps of all ranks, in which lane `l` of rank `r` has the number r × lanes + l.
+/// The packed plan steps of all ranks.
+///
+/// Lane `l` of rank `r` has the number r × lanes + l.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) steps: Vec<PackedStep>,
     /// The index of the first step of each lane, followed by the total number of steps.
     pub(super) first: Vec<u32>,
+    /// The tier of each lane of a rank, equal on all ranks.
     pub(super) tiers: Vec<Tier>,
     outputs: u32,
     in_place: bool,
 }
 
+/// The position of a step in the plan of its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StepId {
     pub(super) rank: Rank,
@@ -40,16 +48,22 @@ impl Program {
         self.tiers.len()
     }
 
+    /// Returns the largest number of bytes of inputs and outputs that a rank accesses in
+    /// consecutive starts.
     pub(super) fn accessed_bytes(&self, layout: &Layout) -> u64 {
         let of_rank = |rank| {
             let input = if self.in_place { 0 } else { layout.input_bytes(rank) };
             layout.output_bytes(rank).saturating_mul(self.outputs.into()).saturating_add(input)
         };
+
         Rank::all(layout.ranks()).map(of_rank).max().unwrap_or(0)
     }
 
+    /// Returns the position of the step with this number.
     pub(super) fn step_id(&self, number: u32) -> StepId {
+        // An empty lane begins at the same step as the lane after it, which is the one that has the step.
         let lane = self.first.partition_point(|&first| first <= number) - 1;
+
         StepId {
             rank: Rank::at(lane / self.lanes()),
             lane: LaneId((lane % self.lanes()) as u32),
@@ -58,31 +72,42 @@ impl Program {
     }
 }
 
+/// Packs the plans of all ranks in rank order, and then links them to a [`Program`].
 #[derive(Debug)]
 pub(super) struct Compiler<'a> {
     layout: &'a Layout,
     program: Program,
     flags: FlagLayout,
+    /// The step that waits for each flag, indexed by rank and then by flag, or [`NO_WAIT`].
     waits: Vec<u32>,
     flags_per_rank: u64,
 }
 
 impl<'a> Compiler<'a> {
+    /// Creates a compiler for plans with the lanes of `first`, the plan of rank 0.
+    ///
+    /// # Errors
+    /// If there is no lane, or there are too many lanes or flags.
     pub(super) fn new(layout: &'a Layout, first: &Plan) -> Result<Self, Error> {
         let ranks = layout.ranks();
         let tiers: Vec<Tier> = first.lanes.iter().map(|lane| lane.tier).collect();
+
         let all_lanes = (ranks as u64).saturating_mul(tiers.len() as u64);
+        // A packed step has room for so many lanes, which are numbered over all ranks.
         if tiers.is_empty() || all_lanes > PEER_MAX {
             let lanes = tiers.len();
             return Err(invalid(format!(
                 "{ranks} ranks with {lanes} lanes each, expected 1 to {PEER_MAX} lanes in total"
             )));
         }
+
         let all_flags = check_flags(layout, tiers.len())?;
         let flags = flag_layout(layout, tiers.len());
         let flags_per_rank = flags.words() / FLAG_WORDS;
+
         let Plan { outputs, in_place, .. } = *first;
         let program = Program { steps: Vec::new(), first: vec![0], tiers, outputs, in_place };
+
         Ok(Self {
             layout,
             program,
@@ -92,13 +117,15 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// Packs and adds the plan of the next rank in rank order. With `flagged`, lanes other than the home lane
-    /// start and end by flags.
+    /// Packs and adds the plan of the next rank in rank order.
+    ///
+    /// With `flagged`, lanes other than the home lane start and end by flags.
     ///
     /// # Errors
     /// If the plan does not match those before it, names something that does not exist, or is too large.
     pub(super) fn push(&mut self, plan: &Plan, flagged: bool) -> Result<(), Error> {
         self.check(plan)?;
+
         for lane in plan.lane_ids() {
             for (index, step) in plan.closed_lane(lane, |_| flagged).into_iter().enumerate() {
                 let number = self.program.steps.len() as u32;
@@ -106,22 +133,29 @@ impl<'a> Compiler<'a> {
                     let rank = plan.rank;
                     invalid(format!("step {index} of lane {lane} of rank {rank}: {what}"))
                 })?;
+
                 self.program.steps.push(PackedStep::new(packed));
+
+                // The check after every step also keeps the numbers of steps within 32 bits.
                 if number >= STEPS_MAX {
                     return Err(too_large(self.layout, &format!("more than {STEPS_MAX} steps")));
                 }
             }
+
             self.program.first.push(self.program.steps.len() as u32);
         }
+
         Ok(())
     }
 
     /// Links each signal step of the plans to the step that waits for its flag.
     ///
     /// # Errors
-    /// A signal for which no step waits, or that another signal duplicates.
+    /// A signal whose flag no step waits for, or that another signal duplicates.
     pub(super) fn link(mut self) -> Result<Program, (StepId, &'static str)> {
         let lanes = self.program.lanes() as u64;
+        let unlinked = PackedStep::new(ModelStep::Wait { signal: None });
+
         for number in 0..self.program.steps.len() {
             let ModelStep::Signal { lane, target } = self.program.steps[number].unpack() else {
                 continue;
@@ -129,6 +163,7 @@ impl<'a> Compiler<'a> {
             if target == NEXT_START {
                 continue;
             }
+
             let reader = u64::from(lane) / lanes;
             let wait = self.waits[(reader * self.flags_per_rank + target) as usize];
             if wait == NO_WAIT {
@@ -137,15 +172,14 @@ impl<'a> Compiler<'a> {
                     "no step waits for the signalled flag",
                 ));
             }
-            let signal = Some(number as u32);
-            if self.program.steps[wait as usize]
-                != PackedStep::new(ModelStep::Wait { signal: None })
-            {
+            if self.program.steps[wait as usize] != unlinked {
                 return Err((
                     self.program.step_id(number as u32),
                     "the flag is signalled twice in one start",
                 ));
             }
+
+            let signal = Some(number as u32);
             self.program.steps[wait as usize] = PackedStep::new(ModelStep::Wait { signal });
             self.program.steps[number] =
                 PackedStep::new(ModelStep::Signal { lane, target: wait.into() });
@@ -153,30 +187,38 @@ impl<'a> Compiler<'a> {
         Ok(self.program)
     }
 
+    /// Checks that `plan` is the plan of the next rank, and has the sizes and tiers of the plans
+    /// before it.
     fn check(&self, plan: &Plan) -> Result<(), Error> {
-        let (ranks, chunks) = (self.layout.ranks() as u64, self.layout.chunks());
+        let ranks = self.layout.ranks() as u64;
+        let chunks = self.layout.chunks();
+
+        // Each rank before this one has added the beginnings of its lanes to `first`.
         let rank = (self.program.first.len() - 1) / self.program.lanes();
-        let tiers = plan.lanes.iter().map(|lane| lane.tier);
         let fields = [
             ("rank", u64::from(plan.rank.0), rank as u64),
             ("ranks", plan.ranks.into(), ranks),
             ("chunks", plan.chunks.into(), chunks.into()),
             ("lanes", plan.lanes.len() as u64, self.program.lanes() as u64),
         ];
-        if let Some((field, found, expected)) =
-            fields.iter().find(|(_, found, expected)| found != expected)
-        {
+        let differing = fields.iter().find(|(_, found, expected)| found != expected);
+        if let Some((field, found, expected)) = differing {
             let text =
                 format!("{field} of the plan of rank {rank} is {found}, expected {expected}");
             return Err(invalid(text));
         }
+
+        let tiers = plan.lanes.iter().map(|lane| lane.tier);
         if !tiers.eq(self.program.tiers.iter().copied()) {
             let text = format!("tiers of the lanes differ between rank {rank} and rank 0");
             return Err(Error::new(ErrorKind::Mismatch, text));
         }
+
         Ok(())
     }
 
+    /// Checks a step of `rank` and brings it into the form of the model. A wait is registered with
+    /// its number.
     fn pack(&mut self, rank: Rank, number: u32, step: Step) -> Result<ModelStep, String> {
         Ok(match step {
             Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. } => {
@@ -189,6 +231,7 @@ impl<'a> Compiler<'a> {
                         self.layout.chunks()
                     ));
                 }
+
                 let bytes = match step.contributes(self.layout.collective()) {
                     true => self.layout.contribution(cell, receiver).bytes,
                     false => self.layout.cell(cell, receiver).bytes,
@@ -198,11 +241,14 @@ impl<'a> Compiler<'a> {
                         "cell {cell} has {bytes} bytes, expected at most {OPERAND_MAX}"
                     ));
                 }
+
+                // A block of another rank has come from a peer, whose cache may still hold it.
                 match step {
                     Step::Get { .. } => ModelStep::Get { peer, bytes },
                     _ => ModelStep::Put { peer, bytes, passed_on: cell.block != rank },
                 }
             }
+
             // An addition reads and writes as much memory as a copy inside the rank.
             Step::Reduce { cell, from } => {
                 self.known_rank(from)?;
@@ -210,24 +256,28 @@ impl<'a> Compiler<'a> {
                 let bytes = self.layout.cell(cell, rank).bytes;
                 ModelStep::Put { peer, bytes, passed_on: true }
             }
+
             Step::Signal { peer, flag } => {
-                let (lane, target) = self.flag_reader(flag)?;
-                let target = if flag.lag() == 0 { target } else { NEXT_START };
+                let (lane, flag_number) = self.flag_reader(flag)?;
                 let lane = self.known_rank(peer)? * self.program.lanes() as u32 + lane.0;
+                let target = if flag.lag() == 0 { flag_number } else { NEXT_START };
                 ModelStep::Signal { lane, target }
             }
+
             // The start before has signalled it. Such a wait names itself as the signal.
             Step::Wait { flag } if flag.lag() > 0 => {
                 self.flag_reader(flag)?;
                 ModelStep::Wait { signal: Some(number) }
             }
+
             Step::Wait { flag } => {
                 let (_, flag_number) = self.flag_reader(flag)?;
-                let wait = &mut self.waits
-                    [(u64::from(rank.0) * self.flags_per_rank + flag_number) as usize];
+                let index = u64::from(rank.0) * self.flags_per_rank + flag_number;
+                let wait = &mut self.waits[index as usize];
                 if *wait != NO_WAIT {
                     return Err(format!("two waits in one start use the flag {flag}"));
                 }
+
                 *wait = number;
                 ModelStep::Wait { signal: None }
             }
@@ -243,23 +293,29 @@ impl<'a> Compiler<'a> {
         }
     }
 
+    /// Checks that a flag exists. Returns the lane that waits for it, and its number on the rank
+    /// that waits.
     fn flag_reader(&self, flag: Flag) -> Result<(LaneId, u64), String> {
         let (lane, rank) = match flag {
             Flag::Ready { from: rank, lane }
             | Flag::Free { from: rank, lane }
             | Flag::Taken { by: rank, lane } => (lane, rank),
             Flag::Arrived { cell, lane } | Flag::Contributed { cell, lane } => (lane, cell.block),
+            // These flags contain no rank; rank 0 always exists.
             Flag::Go { lane } | Flag::Sent { lane } => (lane, Rank(0)),
         };
         self.known_rank(rank)?;
+
         let chunk = match flag {
             Flag::Arrived { cell, .. } | Flag::Contributed { cell, .. } => cell.chunk,
             _ => 0,
         };
+
         if chunk >= self.layout.chunks() || lane.index() >= self.program.lanes() {
             return Err(format!("the flag {flag} names a chunk or a lane that does not exist"));
         }
-        let reader = if let Flag::Sent { .. } = flag { LaneId::HOME } else { lane };
+
+        let reader = layout::reader(flag);
         Ok((reader, self.flags.word(flag) / FLAG_WORDS))
     }
 }
@@ -279,15 +335,18 @@ pub(super) fn check_flags(layout: &Layout, lanes: usize) -> Result<u64, Error> {
         let found = format!("{flags} flags, more than {FLAGS_MAX}");
         return Err(too_large(layout, &found));
     }
+
     Ok(flags)
 }
 
 fn flag_layout(layout: &Layout, lanes: usize) -> FlagLayout {
-    FlagLayout::new(layout.ranks(), layout.chunks(), lanes).of(layout.collective())
+    let flags = FlagLayout::new(layout.ranks(), layout.chunks(), lanes);
+    flags.for_collective(layout.collective())
 }
 
 fn too_large(layout: &Layout, found: &str) -> Error {
-    let (ranks, chunks) = (layout.ranks(), layout.chunks());
+    let ranks = layout.ranks();
+    let chunks = layout.chunks();
     let plural = if chunks == 1 { "" } else { "s" };
     invalid(format!(
         "{ranks} ranks with {chunks} chunk{plural} have {found}, the maximum of a simulation; use fewer ranks \
@@ -299,7 +358,11 @@ const KIND_BITS: u32 = 3;
 const PEER_BITS: u32 = 22;
 const OPERAND_BITS: u32 = u64::BITS - KIND_BITS - PEER_BITS;
 
+/// The largest number of a rank or a lane in a packed step.
 pub(super) const PEER_MAX: u64 = (1 << PEER_BITS) - 1;
+/// The largest operand of a packed step, such as a number of bytes.
+///
+/// [`NONE`] is one more.
 pub(super) const OPERAND_MAX: u64 = (1 << OPERAND_BITS) - 2;
 /// Marks a signal whose flag is awaited only in the next execution of the operation.
 pub(super) const NEXT_START: u64 = OPERAND_MAX;
@@ -309,16 +372,20 @@ const NONE: u64 = OPERAND_MAX + 1;
 /// The parts of a plan step on which its time depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelStep {
-    /// Writes to the output of a rank, which can be this rank. `passed_on` says whether a peer has put the
-    /// bytes here.
+    /// Writes to the output of a rank, which can be this rank.
+    ///
+    /// `passed_on` is true if a peer has put the bytes here.
     Put { peer: u32, bytes: u64, passed_on: bool },
     /// Reads bytes from the memory of a rank, which can be this rank.
     Get { peer: u32, bytes: u64 },
-    /// Signals a flag, where `target` is the number of the flag until linking replaces it by the step that
-    /// waits for the flag. Lanes are numbered over all ranks.
+    /// Signals a flag. Lanes are numbered over all ranks.
+    ///
+    /// Linking replaces `target`, which is the number of the flag, by the step that waits for the
+    /// flag.
     Signal { lane: u32, target: u64 },
-    /// Waits for the flag that the step `signal` sets; `None` if no step sets the flag, or before signals are
-    /// linked.
+    /// Waits for the flag that the step `signal` sets.
+    ///
+    /// `signal` is `None` if no step sets the flag, or before signals are linked.
     Wait { signal: Option<u32> },
 }
 
@@ -327,8 +394,9 @@ pub(super) enum ModelStep {
 pub(super) struct PackedStep(u64);
 
 impl PackedStep {
-    /// Packs a plan step into 8 bytes; the caller has checked that numbers are at most [`PEER_MAX`] and
-    /// [`OPERAND_MAX`].
+    /// Packs a plan step into 8 bytes.
+    ///
+    /// The caller has checked that numbers are at most [`PEER_MAX`] and [`OPERAND_MAX`].
     pub(super) fn new(step: ModelStep) -> Self {
         let (kind, number, operand) = match step {
             ModelStep::Put { peer, bytes, passed_on: false } => (0, peer, bytes),
@@ -337,10 +405,13 @@ impl PackedStep {
             ModelStep::Signal { lane, target } => (2, lane, target),
             ModelStep::Wait { signal } => (3, 0, signal.map_or(NONE, u64::from)),
         };
+
+        // A larger number would change the other fields.
         debug_assert!(u64::from(number) <= PEER_MAX && operand <= NONE, "{step:?}");
         Self(kind | u64::from(number) << KIND_BITS | operand << (KIND_BITS + PEER_BITS))
     }
 
+    /// Returns the step that [`new`](Self::new) has packed.
     pub(super) fn unpack(self) -> ModelStep {
         let number = (self.0 >> KIND_BITS & PEER_MAX) as u32;
         let operand = self.0 >> (KIND_BITS + PEER_BITS);

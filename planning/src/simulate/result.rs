@@ -6,15 +6,16 @@ use std::fmt;
 use peerlane_hal::Rank;
 
 use super::flows::LinkClass;
-use super::machine::{Lane, LaneState, Machine, NO_STEP};
+use super::machine::{LaneState, Machine, NO_STEP};
 use super::program::{Program, StepId};
 use crate::cost::Link;
 use crate::error::Error;
 use crate::plan::{LaneId, Step, Tier};
 use crate::topology::Topology;
 
-/// The result of simulating one execution of an operation on all ranks. Times are picoseconds after the start
-/// of the first rank.
+/// The result of simulating one execution of an operation on all ranks.
+///
+/// Times are picoseconds after the start of the first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Simulation {
     /// The end time of each rank, at which its lanes and its [host](RankUse::host_ps) have finished.
@@ -94,14 +95,14 @@ pub struct Slice {
 impl fmt::Display for Slice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, lane, step, .. } = *self;
-        write!(f, "rank {rank} lane {lane}: {}", step.of(rank))
+        write!(f, "rank {rank} lane {lane}: {}", step.display_for(rank))
     }
 }
 
 impl Slice {
     /// Returns the step in the text format of plans.
     pub fn text(&self) -> String {
-        self.step.of(self.rank).to_string()
+        self.step.display_for(self.rank).to_string()
     }
 }
 
@@ -120,14 +121,16 @@ impl Simulation {
     pub fn link_class(&self, slice: &Slice) -> Option<LinkClass> {
         match slice.step {
             Step::Put { peer, .. } | Step::Get { peer, .. } => {
-                Some(LinkClass::of(self.tiers[slice.lane.index()], peer == slice.rank))
+                Some(LinkClass::from_tier(self.tiers[slice.lane.index()], peer == slice.rank))
             }
-            Step::Reduce { .. } => Some(LinkClass::of(self.tiers[slice.lane.index()], true)),
+            Step::Reduce { .. } => Some(LinkClass::from_tier(self.tiers[slice.lane.index()], true)),
             Step::Signal { .. } | Step::Wait { .. } => None,
         }
     }
 
-    /// Returns the number of bytes that all ranks together have sent over one kind of link. It saturates.
+    /// Returns the number of bytes that all ranks together have sent over one kind of link.
+    ///
+    /// The sum saturates.
     pub fn bytes(&self, class: LinkClass) -> u64 {
         let sent = self.ranks.iter().map(|rank| rank.traffic[class as usize].sent_bytes);
         sent.fold(0, u64::saturating_add)
@@ -135,15 +138,18 @@ impl Simulation {
 }
 
 impl Simulation {
-    /// Returns the used fraction of the send rate of `link`, as the mean over the ranks and for the busiest
-    /// rank.
+    /// Returns the used fraction of the send rate of `link`, as the mean over the ranks and for the
+    /// busiest rank.
     pub fn utilisation(&self, class: LinkClass, link: &Link) -> Utilisation {
         let full = link.send_bytes_per_second * self.seconds();
         let share = |bytes: u64| if full > 0.0 { bytes as f64 / full } else { 0.0 };
+
+        // The busiest rank can be one that mostly receives, such as the root of a gather.
         let busiest = self.ranks.iter().map(|rank| {
             let Traffic { sent_bytes, received_bytes } = rank.traffic[class as usize];
             sent_bytes.max(received_bytes)
         });
+
         Utilisation {
             mean: share(self.bytes(class)) / self.ranks.len() as f64,
             most: share(busiest.max().unwrap_or(0)),
@@ -157,6 +163,9 @@ pub(super) fn deadlock(machine: &Machine<'_>, program: &Program) -> Option<(Step
     Some((program.step_id(lane.next), "deadlock: the awaited flag is never signalled"))
 }
 
+/// Builds the result of a simulation that has ended.
+///
+/// `closed` returns the steps of all lanes of a rank, with those by which they begin and end.
 pub(super) fn collect(
     machine: &Machine<'_>,
     program: &Program,
@@ -164,52 +173,59 @@ pub(super) fn collect(
     closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
 ) -> Result<Simulation, Error> {
     let lanes = program.lanes();
-    let end = |(lanes, host): (&[Lane], &u64)| {
-        lanes.iter().map(|lane| lane.at).max().unwrap_or(0).max(*host)
-    };
-    let ends_ps: Vec<u64> =
-        machine.lanes.chunks(lanes).zip(&machine.recorder.host).map(end).collect();
     let ranks = Rank::all(topology.ranks()).map(|rank| rank_use(machine, lanes, rank)).collect();
-    let into = |class| {
+
+    // A rank also ends no earlier than its host has submitted all copies.
+    let mut ends_ps = Vec::with_capacity(topology.ranks());
+    for (lanes, &host) in machine.lanes.chunks(lanes).zip(&machine.recorder.host) {
+        let lanes_end = lanes.iter().map(|lane| lane.at).max().unwrap_or(0);
+        ends_ps.push(lanes_end.max(host));
+    }
+
+    let into_rank = |class| {
         incast(topology, |rank| {
             machine.flows.flows_max(machine.resources.rank_ingress(rank, class))
         })
     };
+    let into_nic =
+        incast(topology, |rank| machine.flows.flows_max(machine.resources.nic_ingress(rank)));
+
     let path = critical_path(machine, program);
-    let mut steps = StepLookup::of(path.iter().map(|step| step.id), closed)?;
+    let mut steps = StepLookup::from_ids(path.iter().map(|step| step.id), closed)?;
     let critical_path = path.iter().map(|step| step.resolve(&steps)).collect();
-    let mut traced: Vec<(StepId, u64, u64)> = machine
-        .recorder
-        .slices
-        .iter()
-        .map(|&(step, begin, end)| (program.step_id(step), begin, end))
-        .collect();
+
+    // Slices are recorded out of order, because lanes can be ahead of the clock.
+    let recorded = machine.recorder.slices.iter();
+    let mut traced: Vec<(StepId, u64, u64)> =
+        recorded.map(|&(step, begin, end)| (program.step_id(step), begin, end)).collect();
     traced.sort_by_key(|&(id, begin, end)| (id.rank, id.lane, end, begin, id.index));
+
     steps.add(traced.iter().map(|&(id, ..)| id), closed)?;
     let slice = |&(id, begin_ps, end_ps): &(StepId, u64, u64)| {
         let StepId { rank, lane, .. } = id;
         Slice { rank, lane, step: steps.step(id), begin_ps, end_ps }
     };
+
     Ok(Simulation {
         ends_ps,
         steps: program.steps.len() as u64,
         tiers: program.tiers.clone(),
         ranks,
-        incast: [into(LinkClass::Local), into(LinkClass::Network)],
-        nic_incast: incast(topology, |rank| {
-            machine.flows.flows_max(machine.resources.nic_ingress(rank))
-        }),
+        incast: [into_rank(LinkClass::Local), into_rank(LinkClass::Network)],
+        nic_incast: into_nic,
         critical_path,
         slices: traced.iter().map(slice).collect(),
     })
 }
 
+/// Returns the traffic and the busy times of `rank`, whose plan has `lanes` lanes.
 fn rank_use(machine: &Machine<'_>, lanes: usize, rank: Rank) -> RankUse {
     let first = rank.index() * LinkClass::ALL.len();
     let traffic = |class: LinkClass| Traffic {
         sent_bytes: machine.recorder.sent[first + class as usize],
         received_bytes: machine.recorder.received[first + class as usize],
     };
+
     let lanes_of_rank = &machine.lanes[rank.index() * lanes..][..lanes];
     RankUse {
         traffic: LinkClass::ALL.map(traffic),
@@ -218,8 +234,11 @@ fn rank_use(machine: &Machine<'_>, lanes: usize, rank: Rank) -> RankUse {
     }
 }
 
+/// Returns the largest number of flows into a rank, and the first rank that has it.
 fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
     let all = Rank::all(topology.ranks()).map(|rank| Incast { flows: flows(rank), rank });
+
+    // `max_by_key` returns the last of several maxima.
     all.rev().max_by_key(|incast| incast.flows).unwrap_or_default()
 }
 
@@ -241,17 +260,19 @@ pub struct PathStep {
 impl PathStep {
     /// Returns the step in the text format of plans.
     pub fn text(&self) -> String {
-        self.step.of(self.rank).to_string()
+        self.step.display_for(self.rank).to_string()
     }
 }
 
 impl fmt::Display for PathStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rank, lane, step, .. } = *self;
-        write!(f, "rank {rank} lane {lane}: {}", step.of(rank))
+        write!(f, "rank {rank} lane {lane}: {}", step.display_for(rank))
     }
 }
 
+/// A step of the critical path, which has no content before the plan of its rank is requested
+/// again.
 #[derive(Clone, Copy, Debug)]
 struct UnresolvedStep {
     id: StepId,
@@ -267,9 +288,12 @@ impl UnresolvedStep {
     }
 }
 
+/// Returns the chain of steps that determine when the last lane ends, in order of time.
 fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep> {
-    // Of several lanes that end last, the first one.
+    // `max_by_key` returns the last of several maxima, and the path is that of the first lane.
     let last = machine.lanes.iter().rev().max_by_key(|lane| lane.at);
+
+    // Every cause is an earlier step, so the chain ends at a step that waited for no other.
     let mut step = last.map_or(NO_STEP, |lane| lane.cause);
     let mut path = Vec::new();
     while step != NO_STEP {
@@ -282,15 +306,18 @@ fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep
         });
         step = cause;
     }
+
     path.reverse();
     path
 }
 
+/// The contents of plan steps by their positions.
 #[derive(Debug, Default)]
 struct StepLookup(BTreeMap<StepId, Step>);
 
 impl StepLookup {
-    fn of(
+    /// Creates a lookup for the steps with these positions.
+    fn from_ids(
         ids: impl Iterator<Item = StepId>,
         closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
     ) -> Result<Self, Error> {
@@ -299,14 +326,17 @@ impl StepLookup {
         Ok(steps)
     }
 
+    /// Adds the steps with these positions. `closed` is called once for each rank.
     fn add(
         &mut self,
         ids: impl Iterator<Item = StepId>,
         closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
     ) -> Result<(), Error> {
+        // Plans are large, so each is requested once, in rank order.
         let mut ids: Vec<StepId> = ids.collect();
         ids.sort_unstable();
         ids.dedup();
+
         for of_rank in ids.chunk_by(|a, b| a.rank == b.rank) {
             let lanes = closed(of_rank[0].rank)?;
             self.0.extend(of_rank.iter().map(|&id| (id, lanes[id.lane.index()][id.index])));

@@ -42,7 +42,7 @@ impl fmt::Display for Location {
             Position::Exit => f.write_str("exit")?,
         }
 
-        write!(f, " ({})", step.of(rank))
+        write!(f, " ({})", step.display_for(rank))
     }
 }
 

@@ -213,7 +213,7 @@ fn each(dtype: DType, name: &str, lens: &[usize], ranks: usize) -> Result<Length
     check_count(name, lens.len(), ranks)?;
     let of_rank = |(rank, &len)| bytes(dtype, &format!("{name}[{rank}]"), len);
     let bytes: Vec<u64> = lens.iter().enumerate().map(of_rank).collect::<Result<_, Error>>()?;
-    Lengths::of(&bytes)
+    Lengths::by_rank(&bytes)
 }
 
 fn check_count(name: &str, found: usize, ranks: usize) -> Result<(), Error> {

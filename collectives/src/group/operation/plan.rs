@@ -151,7 +151,7 @@ impl OperationPlan {
         let proof = group.proofs.prove(algorithm, topology, shape)?;
         let flag_tiers = FlagTiers::new(&plan, &node_plans(&plan, algorithm, group, shape)?);
         let flags = FlagLayout::new(topology.ranks(), shape.chunks, plan.lanes.len());
-        let flags = flags.of(collective);
+        let flags = flags.for_collective(collective);
         let bytes = layout.output_bytes_max();
         let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), spec.capturable);
         let buffering = buffering.and_then(|one| one.with_inbox(layout.inbox_bytes_max()));
@@ -335,7 +335,7 @@ fn parts(blocks: &BlockBytes) -> Result<BlockBytes, Error> {
             .map_or(bytes, |units| bytes.min(units.saturating_mul(CHUNK_ALIGN_BYTES)))
     };
     let parts: Vec<u64> = (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect();
-    BlockBytes::of(&parts)
+    BlockBytes::by_rank(&parts)
 }
 
 fn check_columns(spec: &OperationSpec) -> Result<(), Error> {
@@ -530,7 +530,7 @@ mod tests {
         let longest = |nodes: &[u32]| {
             let topology = Topology::of_nodes(nodes).unwrap();
             let whole = |power: u32, links: &Links| {
-                let blocks = BlockBytes::of(&vec![1 << power; nodes.len()]).unwrap();
+                let blocks = BlockBytes::by_rank(&vec![1 << power; nodes.len()]).unwrap();
                 adds_whole(&blocks, &topology, topology.nodes() > 1, links)
             };
             links.each_ref().map(|links| (0..30).take_while(|power| whole(*power, links)).last())
