@@ -1,4 +1,4 @@
-//! Implements the bootstrap of one rank, with exchanges between all ranks and notices of lost ranks.
+//! Implements the side of one rank: exchanges between all ranks, and notices of lost ranks.
 //!
 //! The in-process group and the TCP bootstrap add the transport to and from the hub and share the rest.
 
@@ -22,21 +22,27 @@ use crate::error::Error;
 
 const START: &str = "the group did not start";
 
+/// How long a rank waits for the hub after a start has timed out, before it checks whether the hub still runs.
 const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A process that runs answers within this time, however busy the processors are, unless it has a fault.
+/// How long a process that runs may take to answer before it counts as faulty.
+///
+/// It is long because the processors can be busy with other work.
 pub const RUNNING_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Messages for a rank that has no listener yet are kept up to this number of bytes, in all of its groups together.
+/// Limits the bytes of the messages that are kept for a rank without a listener, in all of its groups together.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
 
-/// What a message that is kept counts for beside its data.
+/// The number of bytes that a kept message counts for in addition to its data.
 const NOTICE_BYTES: usize = 256;
 
-/// A rank asks which ranks are missing when this part of the timeout of an exchange is left, but not earlier than this time.
+/// The part of the timeout of an exchange, as a divisor, that is left when a rank asks which ranks are missing.
 const WATCH_PART: u32 = 4;
+
+/// Limits the time before the deadline at which a rank asks which ranks are missing.
 const WATCH_MAX: Duration = Duration::from_secs(1);
 
+/// Implements one rank's side of one group, without the transport to the hub.
 pub(super) struct Client {
     rank: Rank,
     ranks: usize,
@@ -46,10 +52,11 @@ pub(super) struct Client {
     notifications: Mutex<Notifications>,
     /// Counts the bytes of the messages that wait for listeners of this rank, in all of its groups.
     queued: Meter,
-    /// The process that runs the hub, if it has told.
+    /// The process that runs the hub, if the hub has told its id.
     hub_process: Option<ProcessId>,
 }
 
+/// Stores what a rank knows of its group from the replies of the hub.
 #[derive(Debug, Default)]
 pub struct ClientState {
     ranks: usize,
@@ -69,6 +76,8 @@ pub struct ClientState {
     closed: Option<String>,
 }
 
+/// Stores the listener of a rank, and the notices that arrived before it was set.
+///
 /// The lock is held while the listener runs, which keeps notices in order.
 #[derive(Default)]
 struct Notifications {
@@ -89,14 +98,16 @@ impl Client {
         }
     }
 
-    /// Creates the side of a rank whose hub is run by a process.
+    /// Creates the side of a rank whose hub runs in the process `hub_process`.
     pub(super) fn of_hub(rank: Rank, ranks: usize, hub_process: Option<ProcessId>) -> Self {
         Self { hub_process, ..Self::new(rank, ranks) }
     }
 
-    /// Creates the side of this rank in a group that was split from another one. `hub` is the rank that runs the hub.
+    /// Creates the side of this rank in a group that was split from this one. `hub` is the rank that runs the hub.
     pub(super) fn of_subgroup(&self, rank: Rank, ranks: usize, hub: Option<Rank>) -> Self {
         let state = ClientState { runs_hub: hub, hub, ..ClientState::new(ranks) };
+
+        // One meter counts for all groups, so that more groups do not permit more queued messages.
         let queued = self.queued.clone();
         Self { state: Monitor::new(state), queued, ..Self::new(rank, ranks) }
     }
@@ -109,39 +120,42 @@ impl Client {
         self.ranks
     }
 
-    /// If the deadline passes, `time_out` tells the hub, which knows why ranks are missing and answers all ranks. A hub that
-    /// runs is only slow, and is given more time.
+    /// Waits until all ranks have joined the group, and calls `time_out` to tell the hub if the deadline passes.
+    ///
+    /// The hub then answers all ranks, because it knows why ranks are missing. A hub that runs is only slow, so the wait goes on
+    /// for a limited time while `hub_runs` returns true.
     pub(super) fn wait_started(
         &self,
         deadline: Deadline,
         time_out: impl FnOnce(),
         hub_runs: impl Fn() -> bool,
     ) -> Result<(), Error> {
-        let settled = |state: &mut ClientState| {
-            if state.has_started {
-                return Some(Ok(()));
+        if let Some(outcome) = self.state.wait(deadline, |state| state.start_outcome()) {
+            return outcome;
+        }
+
+        time_out();
+        let latest = Deadline::after(RUNNING_ANSWER_TIMEOUT);
+        loop {
+            // The hub has time for one answer even if this rank cannot see its process.
+            let next_look = Deadline::after(START_ANSWER_TIMEOUT);
+            if let Some(outcome) = self.state.wait(next_look, |state| state.start_outcome()) {
+                return outcome;
             }
-            state.end_cause.as_ref().map(|end_cause| Err(end_cause.error(START)))
-        };
-        let answered = self.state.wait(deadline, settled).or_else(|| {
-            time_out();
-            let latest = Deadline::after(RUNNING_ANSWER_TIMEOUT);
-            loop {
-                let answer = self.state.wait(Deadline::after(START_ANSWER_TIMEOUT), settled);
-                if answer.is_some() || latest.has_passed() || !hub_runs() {
-                    return answer;
-                }
+            if latest.has_passed() || !hub_runs() {
+                break;
             }
-        });
-        answered.unwrap_or_else(|| {
-            let hub = self.state.lock().hub;
-            let within = Seconds(deadline.timeout());
-            let text = format!("{START}: the hub did not answer within {within}");
-            Err(with_peer(Error::new(ErrorKind::Timeout, text), hub))
-        })
+        }
+
+        let hub = self.state.lock().hub;
+        let within = Seconds(deadline.timeout());
+        let text = format!("{START}: the hub did not answer within {within}");
+        Err(with_peer(Error::new(ErrorKind::Timeout, text), hub))
     }
 
-    /// An error of sending to the hub is reported to the caller as the end of the group.
+    /// Takes part in the next exchange of the group, and returns the contributions of all ranks.
+    ///
+    /// `send` returns no error: if the hub cannot be reached, the client is closed or the deadline passes.
     pub(super) fn exchange(
         &self,
         label: &str,
@@ -151,71 +165,88 @@ impl Client {
     ) -> Result<Vec<Vec<u8>>, Error> {
         check_sizes(label, mine)?;
         let what = format!("exchange {label:?}");
+
+        // The request has no number, so requests must be sent in the order of their sequence numbers.
         let sequence = {
             let _begins = self.begins.lock().unwrap_or_else(PoisonError::into_inner);
             let sequence = self.state.lock().begin_exchange(&what)?;
             send(Request::Contribute { label: label.to_owned(), blob: Blob(mine.to_vec()) });
             sequence
         };
-        let settle = |state: &mut ClientState| state.outcome(sequence, &what);
 
+        // Only an exchange that is about to time out needs to know which ranks are missing.
+        let settle = |state: &mut ClientState| state.outcome(sequence, &what);
         let unwatched = deadline.remaining().saturating_sub(watch_time(deadline.timeout()));
         let settled = self.state.wait(Deadline::after(unwatched), settle).or_else(|| {
             send(Request::Watch);
             self.state.wait(deadline, settle)
         });
 
-        let missing = self.state.lock().missing();
-        let result = settled.unwrap_or_else(|| {
-            // The exchange failed here, so it must fail on every rank.
-            let error = self.timeout_error(&what, &missing, deadline);
-            if let Some(listener) = self.listener() {
-                let mut others = missing;
-                others.retain(|rank| *rank != self.rank);
-                if others.is_empty() {
-                    others.extend(self.relay().filter(|relay| *relay != self.rank));
-                }
-                return Err(listener.exchange_timed_out(&others, error));
-            }
-            let missing = error.peer().map(|rank| rank.0);
-            send(Request::TimedOut { text: error.to_string(), missing });
-            Err(error)
-        });
+        // An exchange that failed here must fail on every rank.
+        let result = settled.unwrap_or_else(|| Err(self.time_out_exchange(&what, deadline, &send)));
         self.state.lock().end_exchange(sequence);
         result
+    }
+
+    /// Ends the group after an exchange has timed out, and returns the error for the caller.
+    fn time_out_exchange(&self, what: &str, deadline: Deadline, send: impl Fn(Request)) -> Error {
+        let missing = self.state.lock().missing();
+        let error = self.timeout_error(what, &missing, deadline);
+
+        // A listener ends the group itself, and may find a better reason than this rank has.
+        if let Some(listener) = self.listener() {
+            let mut others = missing;
+            others.retain(|rank| *rank != self.rank);
+            // If no other rank is missing, the hub has not answered.
+            if others.is_empty() {
+                others.extend(self.relay().filter(|relay| *relay != self.rank));
+            }
+            return listener.exchange_timed_out(&others, error);
+        }
+
+        let missing = error.peer().map(|rank| rank.0);
+        send(Request::TimedOut { text: error.to_string(), missing });
+        error
     }
 
     /// Returns what this rank sees of the process of a rank.
     pub(super) fn process(&self, rank: Rank) -> ProcessState {
         let id = self.state.lock().processes.get(rank.index()).cloned().flatten();
-        ProcessState::of(id.as_ref())
+        ProcessState::from_id(id.as_ref())
     }
 
     /// Returns what this rank sees of the process that runs the hub.
     pub(super) fn relay_process(&self) -> ProcessState {
-        ProcessState::of(self.hub_process.as_ref())
+        ProcessState::from_id(self.hub_process.as_ref())
     }
 
     pub(super) fn relay(&self) -> Option<Rank> {
         self.state.lock().runs_hub
     }
 
-    /// Only ranks that listen and have not left the group can take part in a smaller group.
+    /// Returns the ranks that can take part in a smaller group, with the addresses at which they listen.
+    ///
+    /// A rank that has left the group or does not listen cannot take part.
     pub(super) fn remaining(&self) -> Vec<(Rank, SocketAddr)> {
         let state = self.state.lock();
         let address = |rank: Rank| state.addresses.get(rank.index()).copied().flatten();
+
         let ranks = Rank::all(self.ranks).filter(|rank| !state.left.contains(rank));
         ranks.filter_map(|rank| Some((rank, address(rank)?))).collect()
     }
 
+    /// Returns the other ranks that have not taken part in the current exchange.
     pub(super) fn missing(&self) -> Vec<Rank> {
         let missing = self.state.lock().missing();
         missing.into_iter().filter(|rank| *rank != self.rank).collect()
     }
 
+    /// Returns the error of an exchange that has timed out while the ranks `missing` had not taken part.
     fn timeout_error(&self, what: &str, missing: &[Rank], deadline: Deadline) -> Error {
         let others: Vec<_> = missing.iter().copied().filter(|rank| *rank != self.rank).collect();
         let within = Seconds(deadline.timeout());
+
+        // If this rank is missing too, the hub has not even confirmed the contribution of this rank.
         let text = if others.len() == missing.len() {
             format!("{what}: {} did not take part within {within}", RankList(&others))
         } else if others.is_empty() {
@@ -227,8 +258,11 @@ impl Client {
         with_peer(Error::new(ErrorKind::Timeout, text), others.first().copied())
     }
 
+    /// Checks that a message can be sent to the hub, and that the group has not ended.
     pub(super) fn check_send(&self, what: &str, bytes: &[u8]) -> Result<(), Error> {
         check_sizes("", bytes)?;
+
+        // While the connection is open, the hub decides what a message means after the end of the group.
         let state = self.state.lock();
         match &state.end_cause {
             _ if state.has_left => Err(left_error(what)),
@@ -237,12 +271,17 @@ impl Client {
         }
     }
 
-    /// Returns true if a goodbye must now be sent to the hub, and false if it was sent before.
+    /// Marks the group as left, and returns true if a goodbye must now be sent to the hub.
+    ///
+    /// It returns false if a goodbye was sent before.
     pub(super) fn begin_leave(&self) -> Result<bool, Error> {
         self.state.change(|state| match &state.end_cause {
             _ if state.has_left => Ok(false),
             Some(end_cause) if state.closed.is_some() => Err(end_cause.error_after("goodbye")),
-            _ => Ok(!mem::replace(&mut state.has_left, true)),
+            _ => {
+                state.has_left = true;
+                Ok(true)
+            }
         })
     }
 
@@ -254,12 +293,16 @@ impl Client {
         self.state.wait(deadline, |state| state.closed.is_some().then_some(())).is_some()
     }
 
+    /// Applies a reply of the hub, notifies the listener, and returns the request that answers the reply.
     pub(super) fn receive(&self, reply: Reply) -> Option<Request> {
         let notice = self.state.change(|state| state.apply(reply))?;
         let must_acknowledge = matches!(notice, Notice::Abort { .. } | Notice::Lost { .. });
-        let answer =
-            self.notify(notice).map(|record| Request::Abort { record: Blob(record.encode()) });
-        answer.or_else(|| must_acknowledge.then_some(Request::Acknowledge))
+
+        // The hub releases waits after the acknowledgement, so the listener handles the notice first.
+        if let Some(record) = self.notify(notice) {
+            return Some(Request::Abort { record: Blob(record.encode()) });
+        }
+        must_acknowledge.then_some(Request::Acknowledge)
     }
 
     /// Returns why the connection to the hub has closed, if it has.
@@ -267,6 +310,7 @@ impl Client {
         self.state.lock().closed.clone()
     }
 
+    /// Records that the connection to the hub has closed, and notifies the listener.
     pub(super) fn close(&self, how: String) {
         let notices = self.state.change(|state| state.close(how));
         for notice in notices {
@@ -274,9 +318,12 @@ impl Client {
         }
     }
 
+    /// Sets the listener, after it has received the notices that arrived earlier.
     pub(super) fn listen(&self, listener: Arc<dyn Listener>) {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
-        notifications.queued.drain(..).for_each(|(notice, _)| listener.notice(notice));
+        for (notice, _) in notifications.queued.drain(..) {
+            listener.notice(notice);
+        }
         notifications.listener = Some(listener);
     }
 
@@ -284,6 +331,9 @@ impl Client {
         self.notifications.lock().unwrap_or_else(PoisonError::into_inner).listener.clone()
     }
 
+    /// Passes a notice to the listener, or keeps it until there is a listener.
+    ///
+    /// It returns the record that ends the group if the kept messages have too many bytes.
     fn notify(&self, notice: Notice) -> Option<AbortRecord> {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state.lock().has_left {
@@ -303,13 +353,16 @@ impl Client {
         if message.is_some() && self.queued.bytes() > QUEUED_BYTES_MAX {
             return notifications.too_many();
         }
+
         notifications.queued.push((notice, charge));
         None
     }
 }
 
 impl Notifications {
-    /// Returns the record that ends the group because of the rank whose messages are most of those that wait for a listener.
+    /// Returns the record that ends the group because too many messages wait for a listener.
+    ///
+    /// It blames the rank that has sent most of their bytes.
     fn too_many(&self) -> Option<AbortRecord> {
         let mut bytes_of = BTreeMap::<Rank, usize>::new();
         for (notice, _) in &self.queued {
@@ -317,6 +370,7 @@ impl Notifications {
                 *bytes_of.entry(*from).or_default() += message.len() + NOTICE_BYTES;
             }
         }
+
         let (from, _) = bytes_of.into_iter().max_by_key(|(_, bytes)| *bytes)?;
         let how = format!(
             "it sent more than {QUEUED_BYTES_MAX} bytes of messages to a rank that does not listen yet"
@@ -326,10 +380,20 @@ impl Notifications {
 }
 
 impl ClientState {
+    /// Creates the state of a rank in a first group, whose hub counts as rank 0.
     pub fn new(ranks: usize) -> Self {
         Self { ranks, hub: Some(Rank(0)), ..Self::default() }
     }
 
+    /// Returns whether the group has started or has failed to start, or `None` while it is not decided.
+    fn start_outcome(&self) -> Option<Result<(), Error>> {
+        if self.has_started {
+            return Some(Ok(()));
+        }
+        self.end_cause.as_ref().map(|end_cause| Err(end_cause.error(START)))
+    }
+
+    /// Begins the next exchange of this rank, and returns its sequence number.
     pub fn begin_exchange(&mut self, what: &str) -> Result<u64, Error> {
         if self.has_left {
             return Err(left_error(what));
@@ -337,8 +401,11 @@ impl ClientState {
         if let Some(end_cause) = &self.end_cause {
             return Err(end_cause.error_after(what));
         }
+
         let sequence = self.next_sequence;
         self.next_sequence += 1;
+
+        // It exists already if the hub has told of the contributions of other ranks.
         self.exchanges.entry(sequence).or_insert_with(|| Exchange::new(self.ranks));
         Ok(sequence)
     }
@@ -347,15 +414,18 @@ impl ClientState {
         self.exchanges.remove(&sequence);
     }
 
+    /// Returns the ranks that have not contributed to the first exchange that this rank has begun and not ended.
     pub fn missing(&self) -> Vec<Rank> {
         let begun = self.exchanges.range(..self.next_sequence).next();
         begun.into_iter().flat_map(|(_, exchange)| exchange.missing()).collect()
     }
 
-    /// If the connection to the hub closes before the group has ended, the rank that runs it counts as lost: rank 0 in the
-    /// first group.
+    /// Records that the connection to the hub has closed, and returns the notices for the listener.
+    ///
+    /// If the group has not ended before, the rank that runs the hub counts as lost: rank 0 in the first group.
     pub fn close(&mut self, how: String) -> Vec<Notice> {
         self.closed = Some(how.clone());
+
         let mut notices = Vec::new();
         if self.end_cause.is_none() {
             let lost = match self.hub {
@@ -364,24 +434,32 @@ impl ClientState {
             };
             notices.extend(self.end_cause.insert(lost).notice());
         }
+
+        // No acknowledgement can arrive any more, so waits are released now.
         if !mem::replace(&mut self.acknowledged, true) {
             notices.push(Notice::Acknowledged);
         }
         notices
     }
 
+    /// Applies a reply of the hub, and returns the notice for the listener.
     pub fn apply(&mut self, reply: Reply) -> Option<Notice> {
         let ranks = self.ranks;
         let known = |rank: u32| (rank as usize) < ranks;
+
         match reply {
             Reply::Joined { runs_hub, addresses, processes } => {
-                (self.addresses, self.processes) = (addresses, processes);
+                self.addresses = addresses;
+                self.processes = processes;
                 self.runs_hub = runs_hub.filter(|rank| known(*rank)).map(Rank);
                 self.has_started = true;
                 None
             }
+
             Reply::Contributions { sequence, first, blobs } => {
                 let exchange = self.exchange(sequence)?;
+
+                // Only as many copies are made as there are slots, whatever the counts are.
                 let runs =
                     blobs.into_iter().flat_map(|(count, blob)| repeat_n(blob.0, count as usize));
                 for (slot, blob) in exchange.blobs.iter_mut().skip(first as usize).zip(runs) {
@@ -389,50 +467,54 @@ impl ClientState {
                 }
                 None
             }
+
             Reply::Present { sequence, ranks } => {
                 let exchange = self.exchange(sequence)?;
                 exchange.is_watched = true;
                 exchange.present.extend(ranks.into_iter().map(Rank));
                 None
             }
-            Reply::Differs { sequence, mut labels } => {
+
+            Reply::Differs { sequence, labels } => {
                 let exchange = self.exchange(sequence)?;
-                let second = Rank(labels[1].0);
-                labels.sort();
-                let [(low, low_label), (high, high_label)] = labels;
-                let text = format!(
-                    "ranks call different collectives in exchange {sequence}: rank {low} calls \
-                     {low_label:?}, rank {high} calls {high_label:?}; make the same collective calls \
-                     in the same order on all ranks"
-                );
-                let error = Error::new(ErrorKind::Mismatch, text).with_peer(second);
-                exchange.mismatch = Some(error);
+                exchange.mismatch = Some(mismatch_error(sequence, labels));
                 None
             }
+
             Reply::Ended(end_cause) => self.end_cause.insert(end_cause).notice(),
+
+            // If the connection has closed meanwhile, `close` has told the listener before.
             Reply::Acknowledged => {
                 (!mem::replace(&mut self.acknowledged, true)).then_some(Notice::Acknowledged)
             }
+
             Reply::Message { from, message } => {
                 known(from).then_some(Notice::Message { from: Rank(from), message: message.0 })
             }
+
             Reply::Left { rank } => {
                 self.left.insert(Rank(rank));
                 Some(Notice::Left { rank: Rank(rank) })
             }
+
+            // `Clients` handles it, because it ends the client of a subgroup.
             Reply::Gone => None,
         }
     }
 
-    /// Returns an exchange that this rank has begun or has still to begin.
+    /// Returns an exchange that this rank has begun and not ended, or has still to begin.
     fn exchange(&mut self, sequence: u64) -> Option<&mut Exchange> {
+        // A reply that comes after the end of its exchange must not create it again.
         if sequence < self.next_sequence {
             return self.exchanges.get_mut(&sequence);
         }
+
         let ranks = self.ranks;
         Some(self.exchanges.entry(sequence).or_insert_with(|| Exchange::new(ranks)))
     }
 
+    /// Returns the result of an exchange, or `None` while it can still complete.
+    ///
     /// An exchange that was complete before the end of the group stays complete, on every rank.
     pub fn outcome(&mut self, sequence: u64, what: &str) -> Option<Result<Vec<Vec<u8>>, Error>> {
         let exchange = self.exchanges.get_mut(&sequence)?;
@@ -445,6 +527,8 @@ impl ClientState {
         if self.has_left {
             return Some(Err(left_error(what)));
         }
+
+        // Until the hub tells who has contributed, ranks that have done so before they left look missing too.
         let mut missing = exchange.missing().filter(|_| exchange.is_watched);
         let gone = missing.find(|rank| self.left.contains(rank))?;
         let text = format!("{what}: rank {gone} has left the group and cannot take part");
@@ -452,11 +536,12 @@ impl ClientState {
     }
 }
 
-/// Returns the time before the deadline of an exchange at which a rank asks which ranks are missing.
+/// Returns how long before its deadline an exchange asks which ranks are missing.
 pub fn watch_time(timeout: Duration) -> Duration {
     (timeout / WATCH_PART).min(WATCH_MAX)
 }
 
+/// Checks that the label and the data of a request are not longer than the hub accepts.
 fn check_sizes(label: &str, blob: &[u8]) -> Result<(), Error> {
     for (what, bytes, bytes_max) in [
         ("exchange data is", blob.len(), BLOB_BYTES_MAX),
@@ -470,10 +555,26 @@ fn check_sizes(label: &str, blob: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns the error of an exchange to which two ranks have contributed with different labels.
+fn mismatch_error(sequence: u64, mut labels: [(u32, String); 2]) -> Error {
+    // The second rank is the one whose label differs from that of the rank which came first.
+    let second = Rank(labels[1].0);
+
+    labels.sort();
+    let [(low, low_label), (high, high_label)] = labels;
+    let text = format!(
+        "ranks call different collectives in exchange {sequence}: rank {low} calls \
+         {low_label:?}, rank {high} calls {high_label:?}; make the same collective calls \
+         in the same order on all ranks"
+    );
+    Error::new(ErrorKind::Mismatch, text).with_peer(second)
+}
+
 fn left_error(what: &str) -> Error {
     Error::new(ErrorKind::Other, format!("{what}: this rank has already left the group"))
 }
 
+/// Collects the contributions to one exchange.
 #[derive(Debug)]
 struct Exchange {
     blobs: Vec<Option<Vec<u8>>>,
@@ -489,10 +590,12 @@ impl Exchange {
         Self { blobs, present: BTreeSet::new(), is_watched: false, mismatch: None }
     }
 
+    /// Takes the result of the exchange, or returns `None` while contributions are missing.
     fn outcome(&mut self) -> Option<Result<Vec<Vec<u8>>, Error>> {
         if let Some(error) = self.mismatch.take() {
             return Some(Err(error));
         }
+
         // The last rank's contribution is the last to arrive.
         self.blobs.last()?.as_ref()?;
         Some(Ok(self.blobs.iter_mut().filter_map(Option::take).collect()))

@@ -20,14 +20,16 @@ use super::meter::{Charge, Meter};
 use super::process::{ProcessId, ProcessState};
 use crate::error::Error;
 
-/// What a rank says about itself when it joins.
+/// Describes a rank that joins a group.
 #[derive(Debug, Default)]
 pub struct Joining {
     pub runs_hub: bool,
+    /// The address at which the rank listens if the group shrinks.
     pub address: Option<SocketAddr>,
     pub process: Option<ProcessId>,
 }
 
+/// Describes what has happened on the connection of a rank.
 #[derive(Debug)]
 pub enum Event {
     Joined(Joining),
@@ -39,18 +41,22 @@ pub enum Event {
     Failed(EndCause),
 }
 
-/// A rank begins an exchange when all ranks have contributed to the one before, or when their labels differ.
+/// Limits the exchanges to which a rank has contributed and other ranks have not.
+///
+/// A rank that keeps to the protocol begins an exchange when all ranks have contributed to the one before, or when their labels
+/// differ. Several threads of a rank can have exchanges at once.
 const AHEAD_MAX: usize = 16;
 
-/// What a message, a contribution or a group counts for beside its data.
+/// The number of bytes that a message, a contribution or a group counts for in addition to its data.
 pub(super) const KEPT_BYTES: usize = 1024;
 
+/// Decides what all ranks of one group receive, and in which order.
 #[derive(Debug)]
 pub struct HubState {
     members: Vec<Membership>,
     addresses: Vec<Option<SocketAddr>>,
     processes: Vec<Option<ProcessId>>,
-    /// What the hub keeps because of each rank, in all of its groups.
+    /// The bytes that the hub keeps because of each rank, in all of its groups.
     meters: Vec<Meter>,
     /// The exchanges that are not complete, from number `completed`.
     exchanges: VecDeque<Exchange>,
@@ -58,7 +64,7 @@ pub struct HubState {
     /// The number of exchanges to which each rank has contributed. All ranks contribute in the same order.
     contributed: Vec<usize>,
     refused: Option<(u64, String)>,
-    /// What may be wrong with the address of the hub.
+    /// A text that says what may be wrong with the address of the hub.
     address_doubt: Option<String>,
     runs_hub: Option<Rank>,
     end_cause: Option<EndCause>,
@@ -75,9 +81,11 @@ enum Membership {
     Gone,
 }
 
+/// Collects the contributions to one exchange.
 #[derive(Debug)]
 struct Exchange {
-    /// The rank that contributed first, and its label. One that refuses the call has no label of its own.
+    /// The first rank that contributed with a label other than [`REFUSAL`], and its label. As long as there is none, it is a
+    /// rank that refuses the call.
     first: (Rank, String),
     differs: bool,
     blobs: Vec<Option<Blob>>,
@@ -88,10 +96,34 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// Returns the replies with all contributions; equal ones of consecutive ranks are sent once.
+    /// Records the label of a contribution, and returns the labels of two ranks if they are the first that differ.
+    fn compare_label(&mut self, from: Rank, label: String) -> Option<[(u32, String); 2]> {
+        // A refusal is part of any call, so the labels of the other ranks are compared.
+        if self.first.1 == REFUSAL {
+            self.first = (from, label);
+            return None;
+        }
+        if label == REFUSAL || label == self.first.1 {
+            return None;
+        }
+
+        // The exchange has failed with the first difference; another one tells the ranks nothing new.
+        if mem::replace(&mut self.differs, true) {
+            return None;
+        }
+        let (first, expected) = &self.first;
+        Some([(first.0, expected.clone()), (from.0, label)])
+    }
+
+    /// Returns the replies that carry the contributions of all ranks, none of which may be missing.
+    ///
+    /// Equal contributions of consecutive ranks are sent once.
     fn replies(self, sequence: u64) -> Vec<Reply> {
         let mut replies = Vec::new();
-        let (mut first, mut bytes, mut runs) = (0, 0, Vec::<(u32, Blob)>::new());
+        let mut first = 0;
+        let mut bytes = 0;
+        let mut runs = Vec::<(u32, Blob)>::new();
+
         for (rank, blob) in (0..).zip(self.blobs.into_iter().flatten()) {
             if let Some((count, last)) = runs.last_mut()
                 && *last == blob
@@ -99,21 +131,26 @@ impl Exchange {
                 *count += 1;
                 continue;
             }
+
+            // A reply has room for one contribution of the largest size, and for any number of smaller ones.
             let more = blob.0.len() + RUN_BYTES;
             if bytes + more > BLOB_BYTES_MAX + RUN_BYTES {
                 let blobs = mem::take(&mut runs);
                 replies.push(Reply::Contributions { sequence, first, blobs });
-                (first, bytes) = (rank, 0);
+                first = rank;
+                bytes = 0;
             }
+
             bytes += more;
             runs.push((1, blob));
         }
+
         replies.push(Reply::Contributions { sequence, first, blobs: runs });
         replies
     }
 }
 
-/// The most bytes that a run of contributions has beside its data.
+/// Limits the bytes that a run of equal contributions has in addition to its data.
 const RUN_BYTES: usize = 16;
 
 impl HubState {
@@ -140,12 +177,13 @@ impl HubState {
     /// Creates the state of a group that was split from another one, so that its ranks have all joined.
     pub(super) fn of_subgroup(meters: Vec<Meter>) -> Self {
         let ranks = meters.len();
-        // What their processes and addresses are is known of the first group.
+
+        // Processes and addresses are those of the first group, which answers all questions about them.
         let members = vec![Membership::Joined; ranks];
         Self { members, contributed: vec![0; ranks], meters, ..Self::new(0) }
     }
 
-    /// Returns the number of bytes that the state of a group with so many ranks takes, without exchanges.
+    /// Returns the number of bytes that the state of a group of `ranks` ranks takes, without exchanges.
     pub(super) fn bytes(ranks: usize) -> usize {
         let each = size_of::<Membership>() + size_of::<usize>() + size_of::<Meter>();
         size_of::<Self>() + ranks * each
@@ -155,6 +193,7 @@ impl HubState {
         &self.meters[rank.index()]
     }
 
+    /// Applies an event of a rank, and returns the replies for every live rank.
     pub fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
             Event::Joined(Joining { runs_hub, address, process }) => {
@@ -164,29 +203,41 @@ impl HubState {
                 if runs_hub {
                     self.runs_hub = Some(from);
                 }
+
+                // The last rank that joins starts the group on all ranks.
                 if !self.is_formed() {
                     return Vec::new();
                 }
 
-                let (addresses, processes) = (self.addresses.clone(), self.processes.clone());
+                let addresses = self.addresses.clone();
+                let processes = self.processes.clone();
                 let runs_hub = self.runs_hub.map(|rank| rank.0);
                 vec![Reply::Joined { runs_hub, addresses, processes }]
             }
+
+            // A group that is formed does not need the connection that has failed.
             Event::Failed(_) if self.is_formed() => Vec::new(),
             Event::Failed(cause) => self.end_group(cause),
+
+            // A rank that has left or was lost has no part in the group, even if its last messages come later.
             _ if !self.is_live(from) => Vec::new(),
             Event::Request(request) => self.handle(from, request),
             Event::Lost { how } => self.lose(from, how),
         }
     }
 
+    /// Ends the group because a rank is lost, and returns the replies.
     fn lose(&mut self, rank: Rank, how: String) -> Vec<Reply> {
+        // First, so that the end of the group does not wait for an acknowledgement of this rank.
         self.members[rank.index()] = Membership::Gone;
+
+        // If the group had ended before, the ranks may have waited for this rank only.
         let mut replies = self.end_group(EndCause::Lost { rank: rank.0, how });
         replies.extend(self.acknowledge(rank));
         replies
     }
 
+    /// Counts a connection that was refused, for the hints of a group that does not start.
     pub(crate) fn refuse(&mut self, which: String) {
         let count = self.refused.as_ref().map_or(0, |(count, _)| *count);
         self.refused = Some((count + 1, which));
@@ -198,6 +249,7 @@ impl HubState {
 
     fn handle(&mut self, from: Rank, request: Request) -> Vec<Reply> {
         match request {
+            // The end of the group is the result of every open exchange.
             Request::Contribute { .. } | Request::Watch if self.end_cause.is_some() => Vec::new(),
             Request::Contribute { label, blob } => self.contribute(from, label, blob),
             Request::Watch => self.watch_all(),
@@ -215,9 +267,12 @@ impl HubState {
             Request::Acknowledge => self.acknowledge(from),
             Request::Leave => {
                 self.members[from.index()] = Membership::Gone;
+
                 // Ranks then know whether the rank that has left is missing.
                 let mut replies = self.watch_all();
                 replies.push(Reply::Left { rank: from.0 });
+
+                // Exchanges and acknowledgements do not wait for it any longer.
                 replies.extend(self.complete());
                 replies.extend(self.acknowledge(from));
                 replies
@@ -227,6 +282,9 @@ impl HubState {
         }
     }
 
+    /// Adds a contribution to the next exchange of a rank, and returns the replies that follow from it.
+    ///
+    /// A rank that breaks a limit is lost.
     fn contribute(&mut self, from: Rank, label: String, blob: Blob) -> Vec<Reply> {
         let ranks = self.members.len();
         if label.len() > LABEL_BYTES_MAX {
@@ -236,10 +294,13 @@ impl HubState {
             return self.lose(from, how);
         }
 
-        let mut kept_bytes = KEPT_BYTES + label.len() + blob.0.len();
+        // A live rank has contributed to every exchange that is completed, so the index is not negative.
         let index = self.contributed[from.index()] - self.completed;
         let sequence = self.contributed[from.index()] as u64;
         self.contributed[from.index()] += 1;
+
+        // The rank that begins an exchange pays for the slots of all ranks.
+        let mut kept_bytes = KEPT_BYTES + label.len() + blob.0.len();
         if index == self.exchanges.len() {
             kept_bytes += ranks * size_of::<Option<Blob>>();
             self.exchanges.push_back(Exchange {
@@ -252,30 +313,25 @@ impl HubState {
             });
         }
 
-        let has_left = self.members.contains(&Membership::Gone);
         let exchange = &mut self.exchanges[index];
         exchange.blobs[from.index()] = Some(blob);
         exchange.charges.push(self.meters[from.index()].charge(kept_bytes));
         exchange.missing -= 1;
 
         let mut replies = Vec::new();
-        if exchange.first.1 == REFUSAL {
-            exchange.first = (from, label);
-        } else if label != REFUSAL
-            && exchange.first.1 != label
-            && !mem::replace(&mut exchange.differs, true)
-        {
-            let (first, expected) = &exchange.first;
-            let labels = [(first.0, expected.clone()), (from.0, label)];
+        if let Some(labels) = exchange.compare_label(from, label) {
             replies.push(Reply::Differs { sequence, labels });
         }
+
+        // An exchange cannot complete without a rank that has left, so the ranks must know who is missing.
         if exchange.watched {
             replies.push(Reply::Present { sequence, ranks: vec![from.0] });
-        } else if has_left {
+        } else if self.members.contains(&Membership::Gone) {
             replies.extend(self.watch(index));
         }
         replies.extend(self.complete());
 
+        // Checked last, because this contribution may have completed exchanges.
         let ahead = self.contributed[from.index()].saturating_sub(self.completed);
         if ahead > AHEAD_MAX {
             let how = format!(
@@ -295,6 +351,8 @@ impl HubState {
             if exchange.missing > 0 && blobs.any(|(rank, blob)| blob.is_none() && !is_gone(rank)) {
                 break;
             }
+
+            // Without a result, the ranks know why from `Left` or `Differs`.
             let exchange = self.exchanges.pop_front().expect("it is the front");
             if exchange.missing == 0 && !exchange.differs {
                 replies.extend(exchange.replies(self.completed as u64));
@@ -304,25 +362,34 @@ impl HubState {
         replies
     }
 
+    /// Begins to tell the ranks of the contributions to every open exchange.
     fn watch_all(&mut self) -> Vec<Reply> {
         (0..self.exchanges.len()).filter_map(|index| self.watch(index)).collect()
     }
 
+    /// Begins to tell the ranks of the contributions to an exchange, and returns those that have arrived.
+    ///
+    /// It returns `None` if the ranks are told already.
     fn watch(&mut self, index: usize) -> Option<Reply> {
         let sequence = (self.completed + index) as u64;
         let exchange = &mut self.exchanges[index];
+        if mem::replace(&mut exchange.watched, true) {
+            return None;
+        }
+
         let present = |(rank, blob): (u32, &Option<Blob>)| blob.as_ref().map(|_| rank);
-        (!mem::replace(&mut exchange.watched, true)).then(|| Reply::Present {
-            sequence,
-            ranks: (0..).zip(&exchange.blobs).filter_map(present).collect(),
-        })
+        let ranks = (0..).zip(&exchange.blobs).filter_map(present).collect();
+        Some(Reply::Present { sequence, ranks })
     }
 
+    /// Ends a group that has not started in time, unless the last rank has joined meanwhile.
     fn start_timed_out(&mut self, timeout: Duration) -> Vec<Reply> {
         let missing: Vec<_> = self.missing().map(|rank| rank.0).collect();
         if missing.is_empty() {
             return Vec::new();
         }
+
+        // The missing ranks may be among the connections that were refused.
         let refused = self.refused.as_ref().map(|(count, last)| match count {
             1 => format!("the hub refused a connection from {last}"),
             _ => format!("the hub refused {count} connections, the last from {last}"),
@@ -331,11 +398,13 @@ impl HubState {
         self.end_group(EndCause::NotStarted { missing, timeout, hints })
     }
 
+    /// Ends the group, unless it has ended before, and returns the reply that says so.
     fn end_group(&mut self, end_cause: EndCause) -> Vec<Reply> {
         if self.end_cause.is_some() {
             return Vec::new();
         }
         self.exchanges.clear();
+
         self.unacknowledged = self.live().collect();
         // A rank that did not answer before does not acknowledge in time either.
         if let Some(silent) = end_cause.unanswered() {
@@ -344,17 +413,20 @@ impl HubState {
         // A group that never started has no waits to release, so no acknowledgement is needed.
         self.all_acknowledged = matches!(end_cause, EndCause::NotStarted { .. });
 
+        // The cause is kept for ranks that join later, so it counts for the rank that sent it.
         let charge = |from: Rank| self.meter(from).charge(end_cause.data_bytes());
         self.cause_charge = end_cause.from().map(charge);
         self.end_cause = Some(end_cause.clone());
         vec![Reply::Ended(end_cause)]
     }
 
+    /// Records that a rank knows the end of the group, or need not know it.
     fn acknowledge(&mut self, from: Rank) -> Vec<Reply> {
         self.unacknowledged.remove(&from);
         if self.unacknowledged.is_empty() { self.stop_waiting() } else { Vec::new() }
     }
 
+    /// Tells the ranks that the end of the group is acknowledged, although not all have answered.
     pub(crate) fn stop_waiting(&mut self) -> Vec<Reply> {
         if !self.awaits_acknowledgement() {
             return Vec::new();
@@ -379,7 +451,7 @@ impl HubState {
     /// Returns whether the process of a rank is stopped, as far as this process sees it.
     pub(crate) fn is_stopped(&self, rank: Rank) -> bool {
         let process = self.processes.get(rank.index()).and_then(Option::as_ref);
-        ProcessState::of(process) == ProcessState::Stopped
+        ProcessState::from_id(process) == ProcessState::Stopped
     }
 
     pub(crate) fn is_live(&self, rank: Rank) -> bool {
@@ -391,7 +463,7 @@ impl HubState {
         self.missing().next().is_none()
     }
 
-    /// Returns the rank that runs the hub; `None` for a process outside of the group.
+    /// Returns the rank that runs the hub, or `None` if a process outside of the group runs it.
     pub(crate) fn runs_hub(&self) -> Option<Rank> {
         self.runs_hub
     }
@@ -414,14 +486,18 @@ impl HubState {
     }
 }
 
-/// Every rank has a TCP connection to the hub, and a host has 65,536 ports, so a group cannot have more ranks.
+/// Limits the number of ranks of a group.
+///
+/// Every rank has a TCP connection to the hub, and a host has 65,536 ports.
 pub(crate) const RANKS_MAX: usize = 1 << 16;
 
+/// Checks that a group can have `ranks` ranks.
 pub(crate) fn check_ranks(ranks: usize) -> Result<(), Error> {
     if ranks == 0 {
         let text = "number of ranks is 0, expected at least 1";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
+
     if ranks > RANKS_MAX {
         let text = format!("number of ranks is {ranks}, expected at most {RANKS_MAX}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));

@@ -69,7 +69,7 @@ impl ProcessId {
 
 impl ProcessState {
     /// Returns what this rank sees of a process, whose id it may not know.
-    pub(crate) fn of(id: Option<&ProcessId>) -> Self {
+    pub(crate) fn from_id(id: Option<&ProcessId>) -> Self {
         let process = id.and_then(ProcessId::find);
         process.map_or(Self::Unknown, |process| process.state())
     }
