@@ -5,9 +5,10 @@ use std::fmt;
 use peerlane_hal::{ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
 
+use super::message::with_peer;
 use crate::error::Error;
 
-/// The class of failure that aborted a group.
+/// Classifies the failure that aborted a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Cause {
@@ -23,7 +24,7 @@ pub enum Cause {
     Mismatch,
 }
 
-/// The reason why a group of ranks has ended, equal on all ranks.
+/// Describes why a group of ranks has ended, equally on all ranks.
 ///
 /// If several ranks abort the group at once, the first record wins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,17 +79,18 @@ impl AbortRecord {
         }
     }
 
+    /// Creates the record of the loss of a rank.
     #[doc(hidden)]
     pub fn lost(rank: Rank, how: &str) -> Self {
         let text = format!("rank {rank} is lost: {how}");
         Self { cause: Cause::PeerLost, ..Self::timeout(Some(rank), text) }
     }
 
-    /// Creates the record of a rank that has failed outside of an operation, such as one that has reached a limit.
+    /// Creates the record of a rank that has failed outside of an operation, for example at a limit of the system.
     pub fn failed(rank: Rank, kind: ErrorKind, error: impl fmt::Display) -> Self {
         let text = format!("rank {rank} failed ({kind}): {error}");
-        let record = Self { cause: Cause::EngineFailed, ..Self::timeout(Some(rank), text) };
-        Self { by: Some(rank), ..record }
+        let by = Some(rank);
+        Self { cause: Cause::EngineFailed, by, ..Self::timeout(Some(rank), text) }
     }
 
     /// Encodes the record for [`Bootstrap::abort`](super::Bootstrap::abort).
@@ -96,39 +98,40 @@ impl AbortRecord {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
 
-    /// Decodes a record; the bytes of an abort can be anything.
+    /// Decodes a record. It fails for any other bytes, which a program can pass to `abort`.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, postcard::Error> {
         postcard::from_bytes(bytes)
     }
 
+    /// Decodes a record, or creates one that blames the rank whose bytes cannot be decoded.
     #[doc(hidden)]
     pub fn decode(bytes: &[u8], from: Rank) -> Self {
-        Self::parse(bytes).unwrap_or_else(|error| Self {
-            cause: Cause::EngineFailed,
-            by: Some(from),
-            peer: Some(from),
-            ..Self::timeout(
-                None,
-                format!(
-                    "rank {from} aborted the group, but the record of the cause cannot be decoded: {error}"
-                ),
-            )
-        })
+        let error = match Self::parse(bytes) {
+            Ok(record) => return record,
+            Err(error) => error,
+        };
+
+        let text = format!(
+            "rank {from} aborted the group, but the record of the cause cannot be decoded: {error}"
+        );
+        let by = Some(from);
+        Self { cause: Cause::EngineFailed, by, ..Self::timeout(Some(from), text) }
     }
 
+    /// Returns the error that the calls of the rank `own` report.
     #[doc(hidden)]
     pub fn to_error(&self, own: Rank) -> Error {
         let kind = match self.cause {
             Cause::PeerLost => ErrorKind::PeerLost,
             Cause::Timeout => ErrorKind::Timeout,
             Cause::EngineFailed => ErrorKind::Aborted,
-            // For the others that rank is gone.
+            // Only this rank can use another device; for the others, the rank is gone.
             Cause::DeviceLost if self.by == Some(own) => ErrorKind::DeviceLost,
             Cause::DeviceLost => ErrorKind::PeerLost,
             Cause::Mismatch => ErrorKind::Mismatch,
         };
-        let error = Error::new(kind, self.to_string());
-        self.peer.map_or_else(|| error.clone(), |peer| error.clone().with_peer(peer))
+
+        with_peer(Error::new(kind, self.to_string()), self.peer)
     }
 }
 

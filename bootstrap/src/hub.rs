@@ -44,7 +44,7 @@ pub enum Event {
 /// Limits the exchanges to which a rank has contributed and other ranks have not.
 ///
 /// A rank that keeps to the protocol begins an exchange when all ranks have contributed to the one before, or when their labels
-/// differ. Several threads of a rank can have exchanges at once.
+/// differ.
 const AHEAD_MAX: usize = 16;
 
 /// The number of bytes that a message, a contribution or a group counts for in addition to its data.
@@ -132,7 +132,7 @@ impl Exchange {
                 continue;
             }
 
-            // A reply has room for one contribution of the largest size, and for any number of smaller ones.
+            // A reply has room for one contribution of the largest size, or for several smaller ones.
             let more = blob.0.len() + RUN_BYTES;
             if bytes + more > BLOB_BYTES_MAX + RUN_BYTES {
                 let blobs = mem::take(&mut runs);
@@ -156,6 +156,7 @@ const RUN_BYTES: usize = 16;
 impl HubState {
     pub fn new(ranks: usize) -> Self {
         let members = vec![Membership::NotJoined; ranks];
+
         Self {
             members,
             addresses: vec![None; ranks],
@@ -215,7 +216,6 @@ impl HubState {
                 vec![Reply::Joined { runs_hub, addresses, processes }]
             }
 
-            // A group that is formed does not need the connection that has failed.
             Event::Failed(_) if self.is_formed() => Vec::new(),
             Event::Failed(cause) => self.end_group(cause),
 
@@ -271,8 +271,6 @@ impl HubState {
                 // Ranks then know whether the rank that has left is missing.
                 let mut replies = self.watch_all();
                 replies.push(Reply::Left { rank: from.0 });
-
-                // Exchanges and acknowledgements do not wait for it any longer.
                 replies.extend(self.complete());
                 replies.extend(self.acknowledge(from));
                 replies
@@ -413,14 +411,14 @@ impl HubState {
         // A group that never started has no waits to release, so no acknowledgement is needed.
         self.all_acknowledged = matches!(end_cause, EndCause::NotStarted { .. });
 
-        // The cause is kept for ranks that join later, so it counts for the rank that sent it.
+        // The cause is kept as long as the group, so it counts for the rank that sent it.
         let charge = |from: Rank| self.meter(from).charge(end_cause.data_bytes());
         self.cause_charge = end_cause.from().map(charge);
         self.end_cause = Some(end_cause.clone());
         vec![Reply::Ended(end_cause)]
     }
 
-    /// Records that a rank knows the end of the group, or need not know it.
+    /// Stops the wait for the acknowledgement of a rank, and returns the reply if it was the last.
     fn acknowledge(&mut self, from: Rank) -> Vec<Reply> {
         self.unacknowledged.remove(&from);
         if self.unacknowledged.is_empty() { self.stop_waiting() } else { Vec::new() }

@@ -54,44 +54,44 @@ mod meter;
 mod secret;
 mod subgroups;
 
-/// Names the primitives of the module that `tests/tests/orderings.rs` compiles once more, with those of loom.
+/// Re-exports the primitives of `monitor`, for which `tests/tests/orderings.rs` substitutes those of loom.
 mod sync {
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
 
-/// The label of an exchange in which a rank tells the others that it refuses their call, whatever the label of that call.
+/// Labels an exchange in which a rank tells the others that it refuses their call, whatever the label of that call.
 pub const REFUSAL: &str = "a refused call";
 
-/// An event such as an abort or a lost rank, of which all ranks of a group are told.
+/// Describes an event such as an abort or a lost rank, which all ranks of a group learn of.
 ///
 /// Listeners receive only the first abort or loss of a group: the bootstrap decides which came first, so that
 /// all ranks report the same cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A rank, perhaps this one, has [aborted](Bootstrap::abort) the group.
+    /// Reports that a rank, perhaps this one, has [aborted](Bootstrap::abort) the group.
     Abort {
         /// The rank that aborted the group.
         from: Rank,
         /// The encoded [`AbortRecord`] that the rank passed to `abort`.
         record: Vec<u8>,
     },
-    /// The connection of a rank closed although the rank had not left the group.
+    /// Reports that the connection of a rank closed although the rank had not left the group.
     Lost {
         /// The rank that was lost.
         rank: Rank,
         /// A text that says how the loss was detected.
         how: String,
     },
-    /// Every live rank has received the abort or the loss, so waits may now be released.
+    /// Reports that every live rank has received the abort or the loss, so waits may now be released.
     Acknowledged,
-    /// A rank, perhaps this one, has sent a [message](Bootstrap::broadcast).
+    /// Passes on a [message](Bootstrap::broadcast) that a rank, perhaps this one, has sent.
     Message {
         /// The rank that sent the message.
         from: Rank,
         /// The bytes of the message that the rank sent.
         message: Vec<u8>,
     },
-    /// A rank has [left](Bootstrap::leave) the group.
+    /// Reports that a rank has [left](Bootstrap::leave) the group.
     Left {
         /// The rank that left the group.
         rank: Rank,
@@ -123,7 +123,7 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// Returns the number of ranks of the group.
     fn ranks(&self) -> usize;
 
-    /// Returns the name of this rank's host; it is equal on two ranks if and only if they can share memory.
+    /// Returns the name of this rank's host, which is equal on two ranks if and only if they can share memory.
     fn host(&self) -> &str;
 
     /// Sends `mine` to every rank and returns what each rank sent, in rank order.
@@ -140,7 +140,9 @@ pub unsafe trait Bootstrap: Send + Sync {
     fn exchange(&self, label: &str, mine: &[u8], deadline: Deadline)
     -> Result<Vec<Vec<u8>>, Error>;
 
-    /// Returns the ranks that have not taken part yet in the current exchange of this rank; empty if there is no exchange.
+    /// Returns the ranks that have not taken part yet in the current exchange of this rank.
+    ///
+    /// There are none if this rank has no exchange.
     fn missing(&self) -> Vec<Rank>;
 
     /// Sends a message to the listener of every live rank, including this one, and returns at once.
@@ -153,12 +155,12 @@ pub unsafe trait Bootstrap: Send + Sync {
 
     /// Returns the rank whose process relays the messages between ranks, such as the one that runs the hub.
     ///
-    /// In a group of one process it is this rank; it is `None` if a process outside of the group relays them.
+    /// In a group of one process, the result is this rank. It is `None` if a process outside of the group relays messages.
     fn relay(&self) -> Option<Rank>;
 
-    /// Returns what this rank sees of the process of a rank, so that one that is stopped is told from one that is slow.
+    /// Returns what this rank sees of the process of a rank, by default nothing.
     ///
-    /// By default it sees nothing.
+    /// It tells a rank that is stopped from a rank that is slow.
     fn process(&self, rank: Rank) -> ProcessState {
         let _ = rank;
         ProcessState::Unknown
@@ -178,28 +180,28 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// If the other ranks can no longer be reached.
     fn abort(&self, record: &[u8]) -> Result<(), Error>;
 
-    /// Sets the listener of this rank; notices that arrived earlier are delivered to it at once.
+    /// Sets the listener of this rank, and passes it the notices that arrived earlier.
     fn listen(&self, listener: Arc<dyn Listener>);
 
-    /// Leaves the group, so that the other ranks do not count this rank as lost. This rank takes part in nothing more.
+    /// Leaves the group, so that the other ranks do not count this rank as lost.
     ///
-    /// Afterwards it holds no connection and no port, as after [`disconnect`](Self::disconnect).
+    /// This rank takes part in nothing more. Afterwards it holds no connection and no port, as after [`disconnect`](Self::disconnect).
     ///
     /// # Errors
     /// If the other ranks can no longer be reached.
     fn leave(&self, deadline: Deadline) -> Result<(), Error>;
 
-    /// Releases the connections and the port of this rank, which takes part in nothing more. If it has not left the group, the
-    /// other ranks lose it.
+    /// Releases the connections and the port of this rank, which takes part in nothing more.
+    ///
+    /// If it has not left the group, the other ranks lose it.
     ///
     /// A group calls it when it is closed or dropped, because handles of the group keep the bootstrap alive. The default does
     /// nothing, which suits a bootstrap that is released when it is dropped.
     fn disconnect(&self) {}
 
-    /// Connects the ranks that remain after a group has ended, and returns the bootstrap of the new group. The ranks
-    /// keep their order and are numbered from 0.
+    /// Connects the ranks that remain after a group has ended, and returns the bootstrap of the new group.
     ///
-    /// Every remaining rank calls it with the same `excluded` ranks, which do not take part. It waits for every other
+    /// The ranks keep their order and are numbered from 0. Every remaining rank calls it with the same `excluded` ranks, which do not take part. It waits for every other
     /// rank whose process still runs, but no longer than half of the time until the deadline.
     ///
     /// # Errors
@@ -208,8 +210,9 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap cannot connect ranks again.
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error>;
 
-    /// Connects some ranks of this group over the connections of this group, and returns the bootstrap of the smaller
-    /// group. Its ranks are numbered in the order of `members`.
+    /// Connects some ranks of this group to a smaller group, and returns its bootstrap.
+    ///
+    /// The smaller group uses the connections of this group. Its ranks are numbered in the order of `members`.
     ///
     /// The members have agreed on the call: each calls it with equal arguments, soon. `number` is one that `members[0]` has
     /// passed to no other call. A rank that is lost is lost by both groups; aborts and messages of one group do not reach the
@@ -219,6 +222,7 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap does not support it, as by default.
     fn subgroup(&self, number: u32, members: &[Rank]) -> Result<Box<dyn Bootstrap>, Error> {
         let _ = (number, members);
+
         let text = "this bootstrap cannot split a group; implement `Bootstrap::subgroup`";
         Err(Error::new(peerlane_hal::ErrorKind::Unavailable, text))
     }
@@ -238,6 +242,8 @@ fn host_id() -> String {
 
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let network = fs::read_link("/proc/self/ns/net");
+
+    // The host name is not kept, because a later call may read both.
     match (boot, network) {
         (Ok(boot), Ok(network)) => {
             ID.get_or_init(|| format!("{}/{}", boot.trim(), network.display())).clone()
@@ -246,10 +252,12 @@ fn host_id() -> String {
     }
 }
 
+/// Returns the name of this host, or one that no other process has if the host has no name.
 fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname")
         .or_else(|_| fs::read_to_string("/etc/hostname"))
         .unwrap_or_default();
+
     match name.trim() {
         "" => format!("process {}", std::process::id()),
         name => name.to_owned(),

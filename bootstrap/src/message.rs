@@ -14,18 +14,20 @@ use super::hub::RANKS_MAX;
 use super::process::ProcessId;
 use crate::error::Error;
 
-/// The most bytes that a rank gives to an exchange, or sends as a message or as the record of an abort.
+/// Limits the bytes of a contribution to an exchange, of a message, and of the record of an abort.
 pub const BLOB_BYTES_MAX: usize = REQUEST_BYTES_MAX - 4096;
 
-/// The most bytes of a message to the hub.
+/// Limits the bytes of a message to the hub.
 pub(crate) const REQUEST_BYTES_MAX: usize = 4 << 20;
 
-/// The most bytes of a message of the hub. It has room for the addresses of all ranks, and for what two requests contain.
+/// Limits the bytes of a message of the hub.
+///
+/// It has room for the addresses of all ranks, and for what two requests contain.
 pub(crate) const REPLY_BYTES_MAX: usize = 16 << 20;
 
 pub(crate) const LABEL_BYTES_MAX: usize = 1024;
 
-/// The hub knows the sender of a message from its connection.
+/// Tells the hub what a rank wants. The hub knows the sender from the connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     Contribute {
@@ -52,7 +54,7 @@ pub enum Request {
         #[serde(deserialize_with = "numbers_of_ranks")]
         ranks: Vec<u32>,
     },
-    /// This rank has dropped the subgroup that the message is addressed to.
+    /// Tells the hub that this rank has dropped the subgroup that the message is addressed to.
     GiveUp {
         how: String,
     },
@@ -60,7 +62,7 @@ pub enum Request {
     Watch,
 }
 
-/// All ranks receive the messages of the hub in the same order.
+/// Tells ranks what has happened in their group. All ranks receive the replies in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// Tells a rank that all ranks have joined; `addresses` are those at which the ranks listen if the group shrinks.
@@ -69,10 +71,12 @@ pub enum Reply {
         addresses: Vec<Option<SocketAddr>>,
         processes: Vec<Option<ProcessId>>,
     },
-    /// The contributions of consecutive ranks to an exchange that is complete, as numbers of ranks with equal data.
+    /// Carries the contributions of consecutive ranks to an exchange that is complete.
     Contributions {
         sequence: u64,
+        /// The rank of the first contribution.
         first: u32,
+        /// How many consecutive ranks have contributed equal data, and the data.
         blobs: Vec<(u32, Blob)>,
     },
     Ended(EndCause),
@@ -84,14 +88,14 @@ pub enum Reply {
     Left {
         rank: u32,
     },
-    /// The last message of a subgroup to a rank that has left it.
+    /// Ends the messages of a subgroup to a rank that has left it.
     Gone,
-    /// Ranks have contributed to an exchange that is not complete.
+    /// Tells which ranks have contributed to an exchange that is not complete.
     Present {
         sequence: u64,
         ranks: Vec<u32>,
     },
-    /// Two ranks have contributed to an exchange with different labels.
+    /// Tells that two ranks have contributed to an exchange with different labels.
     Differs {
         sequence: u64,
         labels: [(u32, String); 2],
@@ -99,7 +103,9 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Returns the number of bytes of one rank that this passes on; `None` if it has no data, or the contributions of all ranks.
+    /// Returns how many bytes of the data of one rank the reply passes on.
+    ///
+    /// It returns `None` if the reply has no data, or the contributions of all ranks.
     pub(super) fn data_bytes(&self) -> Option<usize> {
         match self {
             Self::Message { message, .. } => Some(message.0.len()),
@@ -110,7 +116,7 @@ impl Reply {
     }
 }
 
-/// Only the first reason why a group ended counts.
+/// Describes why a group has ended. Only the first reason counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndCause {
     Abort {
@@ -138,28 +144,37 @@ pub enum EndCause {
 }
 
 impl EndCause {
+    /// Returns the notice for the listener of a rank.
     pub(crate) fn notice(&self) -> Option<Notice> {
         match self {
             Self::Abort { from, record } => {
                 Some(Notice::Abort { from: Rank(*from), record: record.0.clone() })
             }
+
             Self::TimedOut { from, text, missing } => {
-                let record = AbortRecord::timeout(missing.map(Rank), text.as_str());
-                let record = AbortRecord { by: Some(Rank(*from)), ..record };
+                let by = Some(Rank(*from));
+                let record =
+                    AbortRecord { by, ..AbortRecord::timeout(missing.map(Rank), text.as_str()) };
                 Some(Notice::Abort { from: Rank(*from), record: record.encode() })
             }
+
             Self::Lost { rank, how } => Some(Notice::Lost { rank: Rank(*rank), how: how.clone() }),
+
             Self::HubLost { how } => {
                 let text = format!("the hub is lost: {how}");
-                let record = AbortRecord::timeout(None, text);
-                let record = AbortRecord { cause: Cause::PeerLost, ..record };
+                let cause = Cause::PeerLost;
+                let record = AbortRecord { cause, ..AbortRecord::timeout(None, text) };
+
+                // No rank has sent it. The number only has an effect if the record cannot be decoded.
                 Some(Notice::Abort { from: Rank(0), record: record.encode() })
             }
+
+            // The caller of the start receives the error, and has no listener yet.
             Self::NotStarted { .. } => None,
         }
     }
 
-    /// Returns the number of bytes that the rank has sent which has ended the group.
+    /// Returns how many bytes of the cause a rank has sent.
     pub(super) fn data_bytes(&self) -> usize {
         match self {
             Self::Abort { record, .. } => record.0.len(),
@@ -168,7 +183,7 @@ impl EndCause {
         }
     }
 
-    /// Returns the rank that has sent the cause or is the cause.
+    /// Returns the rank that has sent the cause, or that is lost.
     pub(super) fn from(&self) -> Option<Rank> {
         match self {
             Self::Abort { from: rank, .. }
@@ -178,18 +193,22 @@ impl EndCause {
         }
     }
 
+    /// Returns the rank that has not answered when the others asked why a deadline had passed.
     pub(crate) fn unanswered(&self) -> Option<Rank> {
         let Self::Abort { from, record } = self else { return None };
+
         let record = AbortRecord::decode(&record.0, Rank(*from));
         record.peer.filter(|_| record.unanswered)
     }
 
+    /// Returns the error of a call that this cause has ended.
     pub(crate) fn error(&self, what: &str) -> Error {
         let kind = match self {
             Self::Abort { .. } => ErrorKind::Aborted,
             Self::TimedOut { .. } | Self::NotStarted { .. } => ErrorKind::Timeout,
             Self::Lost { .. } | Self::HubLost { .. } => ErrorKind::PeerLost,
         };
+
         with_peer(Error::new(kind, format!("{what}: {self}")), self.peer().map(Rank))
     }
 
@@ -197,6 +216,7 @@ impl EndCause {
     pub(crate) fn peer(&self) -> Option<u32> {
         match self {
             Self::Abort { from, record } => {
+                // Without a record that blames another rank, the rank that aborted is to blame.
                 let peer = AbortRecord::parse(&record.0).ok().and_then(|record| record.peer);
                 Some(peer.map_or(*from, |peer| peer.0))
             }
@@ -207,8 +227,10 @@ impl EndCause {
         }
     }
 
+    /// Returns the error of a call that began after the end of the group.
     pub(crate) fn error_after(&self, what: &str) -> Error {
         match self {
+            // The call itself has not timed out.
             Self::TimedOut { .. } => Error::new(ErrorKind::Aborted, format!("{what}: {self}")),
             _ => self.error(what),
         }
@@ -220,6 +242,7 @@ impl fmt::Display for EndCause {
         match self {
             Self::Abort { from, record } => {
                 write!(f, "rank {from} has aborted the group")?;
+                // The bytes of a record can be anything, and the error is useful without them.
                 match AbortRecord::parse(&record.0) {
                     Ok(record) => write!(f, ": {record}"),
                     Err(_) => Ok(()),
@@ -228,12 +251,15 @@ impl fmt::Display for EndCause {
             Self::TimedOut { from, text, .. } => write!(f, "rank {from} timed out: {text}"),
             Self::Lost { rank, how } => write!(f, "rank {rank} is lost: {how}"),
             Self::HubLost { how } => write!(f, "the hub is lost: {how}"),
+
             Self::NotStarted { missing, timeout, hints } => {
                 let missing: Vec<_> = missing.iter().copied().map(Rank).collect();
                 write!(f, "{} did not connect within {}", RankList(&missing), Seconds(*timeout))?;
+
                 for hint in hints {
                     write!(f, "; {hint}")?;
                 }
+
                 f.write_str(
                     "; check that every rank was started with the same WORLD_SIZE, MASTER_ADDR and \
                      MASTER_PORT",
@@ -250,7 +276,7 @@ pub(crate) fn with_peer(error: Error, peer: Option<Rank>) -> Error {
     }
 }
 
-/// A byte string that serde encodes as a whole instead of byte by byte.
+/// Holds a byte string that serde encodes as a whole instead of byte by byte.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Blob(pub Vec<u8>);
 
@@ -289,11 +315,13 @@ impl<'de> Visitor<'de> for RanksVisitor {
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Vec<u32>, A::Error> {
         let mut ranks = Vec::new();
         while let Some(rank) = sequence.next_element()? {
+            // The length that the sender states is not trusted, so memory grows with what really arrives.
             if ranks.len() == RANKS_MAX {
                 return Err(A::Error::invalid_length(ranks.len() + 1, &self));
             }
             ranks.push(rank);
         }
+
         Ok(ranks)
     }
 }
@@ -322,6 +350,7 @@ impl fmt::Display for RankList<'_> {
         if others.is_empty() {
             return write!(f, "rank {last}");
         }
+
         let others: Vec<_> = others.iter().map(Rank::to_string).collect();
         write!(f, "ranks {} and {last}", others.join(", "))
     }

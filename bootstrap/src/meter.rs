@@ -1,16 +1,16 @@
 //! Counts the bytes that the hub keeps because of each rank.
 //!
-//! Whatever is kept holds a [`Charge`] for as long as it lives: contributions to exchanges that are not complete, messages that
-//! wait until all have read them, and groups. So one number limits all that a rank can make the hub keep.
+//! Everything that is kept holds a [`Charge`] for as long as it lives: contributions to exchanges that are not complete, messages
+//! that not all ranks have read, and groups. So one number limits what a rank can make the hub keep.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The number of bytes that are kept because of one rank.
+/// Counts the bytes that are kept because of one rank.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter(Arc<AtomicUsize>);
 
-/// A number of bytes that count until this is dropped.
+/// Adds a number of bytes to a meter until it is dropped.
 #[derive(Debug)]
 pub(super) struct Charge {
     meter: Meter,
@@ -23,6 +23,7 @@ impl Meter {
     }
 
     pub(super) fn charge(&self, bytes: usize) -> Charge {
+        // Relaxed suffices, because no other memory is read according to the number.
         self.0.fetch_add(bytes, Ordering::Relaxed);
         Charge { meter: self.clone(), bytes }
     }

@@ -4,7 +4,7 @@ use peerlane_hal::Deadline;
 
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A mutex and a condition variable, with which threads wait for changes of a value.
+/// Protects a value by a mutex, and wakes the threads that wait for a change of it.
 ///
 /// A panic of another thread, for example in a listener, does not make the value unusable: every change under
 /// the lock is complete before foreign code runs.
@@ -22,13 +22,16 @@ impl<T> Monitor<T> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes the value, and wakes all threads that wait for a change.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.lock());
+
+        // The lock is free by now, so that the threads do not wake only to wait for it.
         self.changed.notify_all();
         result
     }
 
-    /// Waits until `find` returns a result; `None` means that the deadline has passed.
+    /// Waits until `find` returns a result, or returns `None` when the deadline has passed.
     pub(crate) fn wait<R>(
         &self,
         deadline: Deadline,
@@ -36,13 +39,17 @@ impl<T> Monitor<T> {
     ) -> Option<R> {
         let mut value = self.lock();
         loop {
+            // Before the deadline is checked, so that a result that is there is found in any case.
             if let Some(found) = find(&mut value) {
                 return Some(found);
             }
+
             let remaining = deadline.remaining();
             if remaining.is_zero() {
                 return None;
             }
+
+            // A poisoned lock is no obstacle, because every change is complete before foreign code runs.
             let woken = self.changed.wait_timeout(value, remaining);
             value = woken.unwrap_or_else(PoisonError::into_inner).0;
         }

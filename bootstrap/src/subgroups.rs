@@ -18,15 +18,16 @@ use super::meter::Charge;
 use super::{Bootstrap, Listener, ProcessState};
 use crate::error::Error;
 
-/// Identifies a group that was split from another one: its first rank, by the number in the first group, and a number that
-/// this rank has chosen.
+/// Identifies a group that was split from another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct SubgroupId {
+    /// The first rank of the group, by its number in the first group.
     pub(crate) leader: u32,
+    /// A number that the leader has chosen for this group and for no other one.
     pub(crate) number: u32,
 }
 
-/// A message and the group that it belongs to; `None` is the first group.
+/// Adds to a message the group that it belongs to; `None` is the first group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Addressed<M> {
     pub(crate) subgroup: Option<SubgroupId>,
@@ -39,25 +40,26 @@ impl<M> Addressed<M> {
     }
 }
 
-/// What the hub keeps because of one rank, in bytes. A rank that makes it keep more is lost.
+/// Limits the bytes that the hub keeps because of one rank. A rank that makes it keep more is lost.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// How much more the hub keeps because of one rank for each rank of the job, because groups and exchanges have a row for each.
+/// Raises the limit of a rank for each rank of the job, because groups and exchanges have a row for each.
 const KEPT_BYTES_PER_RANK: usize = 1 << 10;
 
-/// The states of all groups in the hub.
+/// Stores the states of all groups in the hub.
 pub(crate) struct HubGroups {
     first: HubState,
-    /// What the hub keeps at most because of one rank.
+    /// Limits the bytes that the hub keeps because of one rank.
     kept_bytes_max: usize,
     subgroups: BTreeMap<SubgroupId, Subgroup>,
 }
 
+/// Stores the state of a group that was split from another one, in the hub.
 struct Subgroup {
     /// The numbers of the ranks in the first group.
     ranks: Vec<Rank>,
     state: HubState,
-    /// The rank whose request was the first, to which the group is charged.
+    /// The rank that opened the group first. The group is charged to it.
     opened_by: Rank,
     /// The live ranks whose request to open the group has not arrived. They do not know the group yet.
     unopened: BTreeSet<Rank>,
@@ -67,25 +69,35 @@ struct Subgroup {
 }
 
 impl Subgroup {
+    /// Applies an event of a rank, which is a number in the first group, and returns the replies.
     fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         let own = self.ranks.iter().position(|rank| *rank == from);
         let replies = own.map_or_else(Vec::new, |own| self.state.apply(Rank::at(own), event));
 
+        // Early replies are kept for ranks that open the group later, and a rank that is gone does not.
         if own.is_some_and(|own| !self.state.is_live(Rank::at(own))) {
             self.unopened.remove(&from);
         }
+
         if self.unopened.is_empty() {
             self.early = Vec::new();
         }
         replies
     }
 
+    /// Returns the live ranks, by their numbers in the first group.
     fn live(&self) -> impl Iterator<Item = Rank> {
         self.state.live().map(|rank| self.ranks[rank.index()])
     }
+
+    /// Returns the ranks that know the group and have not acknowledged its end, by their numbers in the first group.
+    fn unacknowledged(&self) -> impl Iterator<Item = Rank> {
+        let ranks = self.state.unacknowledged().map(|rank| self.ranks[rank.index()]);
+        ranks.filter(|rank| !self.unopened.contains(rank))
+    }
 }
 
-/// A reply of the hub, with the ranks that receive it.
+/// Adds to a reply of the hub the ranks that receive it.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) to: Vec<Rank>,
@@ -112,7 +124,9 @@ impl HubGroups {
         self.first.doubt_address(how);
     }
 
-    /// Applies an event of a rank to one of its groups. Losing or leaving the first group ends its part in all others.
+    /// Applies an event of a rank to one of its groups, and returns the replies.
+    ///
+    /// A rank that leaves the first group or is lost has no part in the other groups either.
     pub(crate) fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outgoing> {
         let Addressed { subgroup, message: event } = event;
         let mut outgoing = match (subgroup, event) {
@@ -122,6 +136,7 @@ impl HubGroups {
             (Some(id), event) => self.apply_to_subgroup(id, from, event),
         };
 
+        // All groups share the meter of the rank, so more groups do not permit more bytes.
         let bytes = self.first.meter(from).bytes();
         if bytes > self.kept_bytes_max && self.first.is_live(from) {
             let how = format!(
@@ -134,6 +149,7 @@ impl HubGroups {
         outgoing
     }
 
+    /// Applies an event of a rank to the first group, and ends the part of a lost rank in all groups.
     fn apply_to_first(&mut self, from: Rank, event: Event) -> Vec<Outgoing> {
         let was_live = self.first.is_live(from);
         let replies = self.first.apply(from, event);
@@ -141,33 +157,44 @@ impl HubGroups {
 
         // A rank that is gone is gone in all of its groups.
         if was_live && !self.first.is_live(from) {
-            let ids = self.subgroups.iter().filter(|(_, group)| group.ranks.contains(&from));
-            for id in ids.map(|(id, _)| *id).collect::<Vec<_>>() {
-                let event = match self.first.end_cause() {
-                    Some(EndCause::Lost { rank, how }) if *rank == from.0 => {
-                        Event::Lost { how: how.clone() }
-                    }
-                    None => Event::Request(Request::Leave),
-                    Some(_) => Event::Lost { how: "its connection closed".to_owned() },
-                };
+            let groups = self.subgroups.iter().filter(|(_, group)| group.ranks.contains(&from));
+            let ids: Vec<_> = groups.map(|(id, _)| *id).collect();
+            for id in ids {
+                let event = self.end_in_subgroup(from);
                 outgoing.extend(self.apply_to_subgroup(id, from, event));
             }
         }
         outgoing
     }
 
-    /// Opens a group for a rank. All members have agreed on it, so they count as joined before their own requests arrive.
+    /// Returns the event that ends the part of a rank in its subgroups after the first group has ended it.
+    fn end_in_subgroup(&self, from: Rank) -> Event {
+        match self.first.end_cause() {
+            Some(EndCause::Lost { rank, how }) if *rank == from.0 => {
+                Event::Lost { how: how.clone() }
+            }
+            // The group of a lost rank ends, so this rank has left.
+            None => Event::Request(Request::Leave),
+            // The group has ended before because of something else, and no longer tells how the rank went.
+            Some(_) => Event::Lost { how: "its connection closed".to_owned() },
+        }
+    }
+
+    /// Opens a group for a rank, and returns the replies that were sent to the group before.
+    ///
+    /// All members have agreed on the group, so they count as joined before their own requests arrive.
     fn open(&mut self, id: SubgroupId, from: Rank, ranks: &[u32]) -> Vec<Outgoing> {
         if let Err(how) = self.check_members(id, from, ranks) {
             return self.apply_to_first(from, Event::Lost { how });
         }
+
         let ranks: Vec<Rank> = ranks.iter().map(|rank| Rank(*rank)).collect();
         let Some(group) = self.subgroups.get_mut(&id) else {
             return self.create(id, from, ranks);
         };
 
         if group.ranks != ranks {
-            // The leader has chosen the number of its group.
+            // The leader has chosen the number of its group, so its request is the right one.
             let wrong = if from.0 == id.leader { group.opened_by } else { from };
             let how = "it opened a group of other ranks than the rank that leads the group".into();
             return self.apply_to_first(wrong, Event::Lost { how });
@@ -176,22 +203,28 @@ impl HubGroups {
             let how = "it opened a group twice".to_owned();
             return self.apply_to_first(from, Event::Lost { how });
         }
+
         let early = match group.unopened.is_empty() {
             true => mem::take(&mut group.early),
             false => group.early.clone(),
         };
-        let one = |(message, charge)| {
+        let mut outgoing = Vec::with_capacity(early.len());
+        for (message, charge) in early {
             let reply = Addressed { subgroup: Some(id), message };
-            Outgoing { to: vec![from], reply, charge }
-        };
-        early.into_iter().map(one).collect()
+            outgoing.push(Outgoing { to: vec![from], reply, charge });
+        }
+        outgoing
     }
 
+    /// Creates a group that the rank `from` is the first to open, and returns the replies.
     fn create(&mut self, id: SubgroupId, from: Rank, ranks: Vec<Rank>) -> Vec<Outgoing> {
         let meter = |rank: &Rank| self.first.meter(*rank).clone();
         let state = HubState::of_subgroup(ranks.iter().map(meter).collect());
+
+        // Each rank is in `ranks` and at first in `unopened`.
         let bytes = KEPT_BYTES + HubState::bytes(ranks.len()) + ranks.len() * 2 * size_of::<Rank>();
         let charge = self.first.meter(from).charge(bytes);
+
         let others = ranks.iter().copied().filter(|rank| *rank != from);
         let (unopened, lost): (BTreeSet<_>, BTreeSet<_>) =
             others.partition(|rank| self.first.is_live(*rank));
@@ -205,16 +238,20 @@ impl HubGroups {
         };
         self.subgroups.insert(id, group);
 
-        let how = "it was lost while the group was split";
-        let lost = lost.into_iter();
-        lost.flat_map(|rank| self.apply_to_subgroup(id, rank, Event::Lost { how: how.into() }))
-            .collect()
+        // They went before the group existed here, so their end has not reached it.
+        let mut outgoing = Vec::new();
+        for rank in lost {
+            let how = "it was lost while the group was split".to_owned();
+            outgoing.extend(self.apply_to_subgroup(id, rank, Event::Lost { how }));
+        }
+        outgoing
     }
 
-    /// Returns what is wrong with the members of a group that a rank opens, as the words after the rank.
+    /// Checks the members of a group that a rank opens. The error continues a sentence about the rank.
     fn check_members(&self, id: SubgroupId, from: Rank, ranks: &[u32]) -> Result<(), String> {
         let different: BTreeSet<_> = ranks.iter().collect();
         let is_known = |rank: &u32| self.first.knows(Rank(*rank));
+
         let problem = if different.len() < ranks.len() {
             "a rank is in it twice"
         } else if !ranks.iter().all(is_known) {
@@ -226,26 +263,34 @@ impl HubGroups {
         } else {
             return Ok(());
         };
+
         Err(format!("it opened a group of {} ranks, but {problem}", ranks.len()))
     }
 
+    /// Applies an event of a rank to a subgroup, and removes the subgroup after its last live rank.
     fn apply_to_subgroup(&mut self, id: SubgroupId, from: Rank, event: Event) -> Vec<Outgoing> {
         let event = match event {
             Event::Request(Request::GiveUp { how }) => Event::Lost { how },
             event => event,
         };
+
         let leaves = matches!(event, Event::Lost { .. } | Event::Request(Request::Leave));
+
+        // A rank opens a group before it sends anything else to it, but can be gone before that.
         let group = self.subgroups.get_mut(&id);
         if !leaves && group.as_ref().is_some_and(|group| group.unopened.contains(&from)) {
             let how = "it sent a message of a group that it has not opened".to_owned();
             return self.apply_to_first(from, Event::Lost { how });
         }
-        let replies = group.map_or_else(Vec::new, |group| group.apply(from, event));
 
+        // A rank may send to a group that is gone until it hears of that.
+        let replies = group.map_or_else(Vec::new, |group| group.apply(from, event));
         let mut outgoing = self.outgoing(Some(id), from, replies);
         if self.subgroups.get(&id).is_some_and(|group| group.live().next().is_none()) {
             self.subgroups.remove(&id);
         }
+
+        // The rank forgets the group when this arrives, so nothing of the group may follow it.
         if leaves && self.first.is_live(from) {
             let reply = Addressed { subgroup: Some(id), message: Reply::Gone };
             outgoing.push(Outgoing { to: vec![from], reply, charge: None });
@@ -263,34 +308,39 @@ impl HubGroups {
         if replies.is_empty() {
             return Vec::new();
         }
-        let meter = self.first.meter(from);
+
         // A rank that opens the group later gets a copy of its own.
         let group = subgroup.and_then(|id| self.subgroups.get(&id));
         let copies = 1 + group.map_or(0, |group| group.unopened.len());
-        let charged = |reply: Reply| {
-            let charge = |bytes| Arc::new(meter.charge(copies * (bytes + KEPT_BYTES)));
-            let charge = reply.data_bytes().map(charge);
-            (reply, charge)
-        };
-        let replies: Vec<_> = replies.into_iter().map(charged).collect();
+        let meter = self.first.meter(from);
+        let mut charged = Vec::with_capacity(replies.len());
+        for reply in replies {
+            let bytes = reply.data_bytes().map(|bytes| copies * (bytes + KEPT_BYTES));
+            let charge = bytes.map(|bytes| Arc::new(meter.charge(bytes)));
+            charged.push((reply, charge));
+        }
 
         let mut to: Vec<_> = match subgroup {
             None => self.first.live().collect(),
             Some(id) => {
                 let Some(group) = self.subgroups.get_mut(&id) else { return Vec::new() };
                 if !group.unopened.is_empty() {
-                    group.early.extend(replies.iter().cloned());
+                    group.early.extend(charged.iter().cloned());
                 }
+
                 let unopened = &group.unopened;
                 group.live().filter(|rank| !unopened.contains(rank)).collect()
             }
         };
+        // A rank that the first group has lost may not have gone from this group yet.
         to.retain(|rank| self.first.is_live(*rank));
-        let one = |(message, charge)| {
+
+        let mut outgoing = Vec::with_capacity(charged.len());
+        for (message, charge) in charged {
             let reply = Addressed { subgroup, message };
-            Outgoing { to: to.clone(), reply, charge }
-        };
-        replies.into_iter().map(one).collect()
+            outgoing.push(Outgoing { to: to.clone(), reply, charge });
+        }
+        outgoing
     }
 
     fn state(&self, subgroup: Option<SubgroupId>) -> Option<&HubState> {
@@ -304,17 +354,17 @@ impl HubGroups {
         self.state(subgroup).is_some_and(HubState::awaits_acknowledgement)
     }
 
-    /// Returns the ranks that have not acknowledged the end of one of their groups, by their numbers in the first group. A rank
-    /// that has not opened a group does not know that it has ended.
+    /// Returns the ranks that have not acknowledged the end of one of their groups, by their numbers in the first group.
+    ///
+    /// A rank that has not opened a group does not know that it has ended.
     fn unacknowledged(&self) -> impl Iterator<Item = Rank> {
-        let of_subgroups = self.subgroups.values().flat_map(|group| {
-            let ranks = group.state.unacknowledged().map(|rank| group.ranks[rank.index()]);
-            ranks.filter(|rank| !group.unopened.contains(rank))
-        });
+        let of_subgroups = self.subgroups.values().flat_map(Subgroup::unacknowledged);
         self.first.unacknowledged().chain(of_subgroups)
     }
 
-    /// Returns whether a rank may still acknowledge the end of one of its groups. One whose process is stopped does not.
+    /// Returns whether a rank may still acknowledge the end of one of its groups.
+    ///
+    /// A rank whose process is stopped acknowledges nothing.
     pub(crate) fn awaits_any_acknowledgement(&self) -> bool {
         self.unacknowledged().any(|rank| !self.first.is_stopped(rank))
     }
@@ -326,22 +376,23 @@ impl HubGroups {
             Some(id) => self.subgroups.get_mut(&id).map(|group| &mut group.state),
         };
         let replies = state.map(HubState::stop_waiting).unwrap_or_default();
-        // It passes on no data, so it counts for no rank.
+
+        // The reply has no data, so it counts for no rank, whatever rank is passed.
         self.outgoing(subgroup, Rank(0), replies)
     }
 }
 
-type Send = dyn Fn(Addressed<Request>) -> Result<(), String> + std::marker::Send + Sync;
+type SendRequest = dyn Fn(Addressed<Request>) -> Result<(), String> + Send + Sync;
 
-/// One rank's side of a group and of the groups split from it.
+/// Implements one rank's side of a group and of the groups split from it.
 pub(super) struct Clients {
     first: Arc<Client>,
     subgroups: Mutex<BTreeMap<SubgroupId, Side>>,
     /// Sends a request to the hub, or says why the hub can no longer be reached.
-    send: Box<Send>,
+    send: Box<SendRequest>,
 }
 
-/// The state of a subgroup on a rank.
+/// Tells whether this rank still takes part in a subgroup.
 enum Side {
     Open(Arc<Client>),
     /// This rank has left, but the hub does not know it yet.
@@ -351,7 +402,7 @@ enum Side {
 impl Clients {
     pub(super) fn new(
         first: Arc<Client>,
-        send: impl Fn(Addressed<Request>) -> Result<(), String> + std::marker::Send + Sync + 'static,
+        send: impl Fn(Addressed<Request>) -> Result<(), String> + Send + Sync + 'static,
     ) -> Self {
         Self { first, subgroups: Mutex::default(), send: Box::new(send) }
     }
@@ -364,6 +415,7 @@ impl Clients {
         self.subgroups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sends a request to the hub. If that fails, all groups of this rank lose the hub.
     pub(super) fn send(&self, subgroup: Option<SubgroupId>, message: Request) {
         if let Err(how) = (self.send)(Addressed { subgroup, message }) {
             self.close(&how);
@@ -373,6 +425,8 @@ impl Clients {
     /// Handles a reply of the hub, and returns the request that answers it.
     pub(super) fn receive(&self, reply: Addressed<Reply>) -> Option<Addressed<Request>> {
         let Addressed { subgroup, message: reply } = reply;
+
+        // A listener may send, and a send that fails closes all groups, so it must not run under the lock.
         let client = match subgroup {
             None => Arc::clone(&self.first),
             Some(id) => {
@@ -381,6 +435,7 @@ impl Clients {
                     subgroups.remove(&id);
                     return None;
                 }
+
                 // The hub sends nothing to a rank that has not opened the group.
                 let Some(Side::Open(client)) = subgroups.get(&id) else { return None };
                 Arc::clone(client)
@@ -392,12 +447,16 @@ impl Clients {
     /// Reports to all groups that the connection to the hub has closed.
     pub(super) fn close(&self, how: &str) {
         self.first.close(how.to_owned());
+
+        // Collected first, because listeners may send, and a send that fails takes the lock.
         let open = |side: &Side| match side {
             Side::Open(client) => Some(Arc::clone(client)),
             Side::Left => None,
         };
         let clients: Vec<_> = self.subgroups().values().filter_map(open).collect();
-        clients.into_iter().for_each(|client| client.close(how.to_owned()));
+        for client in clients {
+            client.close(how.to_owned());
+        }
     }
 
     /// Opens a subgroup of `ranks`, which are numbers in the first group.
@@ -412,25 +471,29 @@ impl Clients {
             let text = format!("subgroup: rank {} is not one of its ranks", self.first.rank());
             Error::new(ErrorKind::InvalidArgument, text)
         })?;
+
         let id = SubgroupId { leader: ranks[0].0, number };
         let hub = relay.and_then(|relay| ranks.iter().position(|rank| *rank == relay));
-        let client = self.first.of_subgroup(Rank::at(own), ranks.len(), hub.map(Rank::at));
-        let client = Arc::new(client);
+        let own = Rank::at(own);
+        let client = Arc::new(self.first.of_subgroup(own, ranks.len(), hub.map(Rank::at)));
 
         // The answers of the hub to this request can come at once.
         self.subgroups().insert(id, Side::Open(Arc::clone(&client)));
         let numbers = ranks.iter().map(|rank| rank.0).collect();
         self.send(Some(id), Request::Open { ranks: numbers });
 
+        // `close` did not reach the group if the connection closed before the group was inserted.
         if let Some(how) = self.first.closed_how() {
             client.close(how);
         }
-        let (clients, host) = (Arc::clone(self), host.to_owned());
+
+        let clients = Arc::clone(self);
+        let host = host.to_owned();
         Ok(SubgroupBootstrap { clients, client, id, ranks, host, relay })
     }
 }
 
-/// The bootstrap of a group that was split from another one.
+/// Connects this rank to the other ranks of a group that was split from another one.
 pub(super) struct SubgroupBootstrap {
     clients: Arc<Clients>,
     client: Arc<Client>,
@@ -446,10 +509,11 @@ impl SubgroupBootstrap {
         self.clients.send(Some(self.id), request);
     }
 
-    /// Notes that this rank has left the group, and returns whether it had not before.
+    /// Marks the group as left, and returns whether this rank took part in it until now.
     fn forget(&self) -> bool {
         let mut subgroups = self.clients.subgroups();
         let side = subgroups.get_mut(&self.id).map(|side| mem::replace(side, Side::Left));
+
         matches!(side, Some(Side::Open(_)))
     }
 }
@@ -503,6 +567,7 @@ unsafe impl Bootstrap for SubgroupBootstrap {
 
     fn leave(&self, _deadline: Deadline) -> Result<(), Error> {
         if self.client.begin_leave()? {
+            // Afterwards `disconnect` does not give up a group that this rank has left.
             self.forget();
             self.send(Request::Leave);
         }
@@ -520,6 +585,7 @@ unsafe impl Bootstrap for SubgroupBootstrap {
 
     fn disconnect(&self) {
         self.client.stop_notifications();
+
         if self.forget() {
             let how = "its group was dropped before the rank left it";
             self.send(Request::GiveUp { how: how.into() });
@@ -533,6 +599,7 @@ unsafe impl Bootstrap for SubgroupBootstrap {
 
     fn subgroup(&self, number: u32, members: &[Rank]) -> Result<Box<dyn Bootstrap>, Error> {
         let ranks = members.iter().map(|member| self.ranks[member.index()]).collect();
+
         let opened = self.clients.open(number, ranks, &self.host, self.relay)?;
         Ok(Box::new(opened))
     }
