@@ -125,7 +125,7 @@ impl AbortRecord {
             Cause::PeerLost => ErrorKind::PeerLost,
             Cause::Timeout => ErrorKind::Timeout,
             Cause::EngineFailed => ErrorKind::Aborted,
-            // Only this rank can use another device; for the others, the rank is gone.
+            // For the other ranks, this rank is gone, whatever has happened to its device.
             Cause::DeviceLost if self.by == Some(own) => ErrorKind::DeviceLost,
             Cause::DeviceLost => ErrorKind::PeerLost,
             Cause::Mismatch => ErrorKind::Mismatch,

@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-/// A socket that forked children of this process do not keep open.
+/// Owns a socket that forked children of this process do not keep open.
 #[derive(Debug)]
 pub(super) struct Uninherited<S> {
     // Dropped first: the number must be off the list before another descriptor can get it.
@@ -33,7 +33,7 @@ impl<S> Deref for Uninherited<S> {
     }
 }
 
-/// How often this process was forked from one that had such sockets.
+/// Counts how often this process was forked from one that had such sockets.
 ///
 /// The threads of an object that was created before the last fork do not exist in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,7 @@ pub(crate) struct Generation(u32);
 
 impl Generation {
     pub(crate) fn now() -> Self {
+        // Without the handler, a later fork would not be counted.
         watch_forks();
         Self(FORKS.load(Ordering::Relaxed))
     }
@@ -53,7 +54,9 @@ impl Generation {
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A list that only grows, because a fork can happen while another thread changes it, and the child must not wait for a lock.
+/// The first slot of a list that only grows.
+///
+/// A fork can happen while another thread changes the list, and the child must not wait for a lock.
 static LIST: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
 
 /// A socket that is closed for both directions and takes the place of each listed one in a child.
@@ -61,13 +64,25 @@ static CLOSED: AtomicI32 = AtomicI32::new(NONE);
 
 const NONE: RawFd = -1;
 
+/// Holds the number of a listed socket, or [`NONE`] if the slot is free.
 struct Slot {
     descriptor: AtomicI32,
     next: *const Slot,
 }
 
+impl Slot {
+    /// Takes the slot for a descriptor if the slot is free, and returns whether it was.
+    fn take(&self, descriptor: RawFd) -> bool {
+        let taken =
+            self.descriptor.compare_exchange(NONE, descriptor, Ordering::AcqRel, Ordering::Relaxed);
+        taken.is_ok()
+    }
+}
+
+/// Returns the slots of the list, free or taken.
 fn slots() -> impl Iterator<Item = &'static Slot> {
     let mut next: *const Slot = LIST.load(Ordering::Acquire);
+
     std::iter::from_fn(move || {
         // SAFETY: slots are never freed, and a slot does not change once it is in the list, but for its atomic descriptor.
         let slot = unsafe { next.as_ref() }?;
@@ -76,6 +91,7 @@ fn slots() -> impl Iterator<Item = &'static Slot> {
     })
 }
 
+/// Keeps the number of a socket in the list until it is dropped.
 #[derive(Debug)]
 struct Listed(&'static AtomicI32);
 
@@ -83,21 +99,15 @@ impl Listed {
     fn new(descriptor: RawFd) -> Self {
         watch_forks();
 
-        let take = |slot: &&Slot| {
-            let taken = slot.descriptor.compare_exchange(
-                NONE,
-                descriptor,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            );
-            taken.is_ok()
-        };
-        if let Some(slot) = slots().find(take) {
+        // A slot of a closed socket is used again, so the list has as many slots as there were sockets at once.
+        if let Some(slot) = slots().find(|slot| slot.take(descriptor)) {
             return Self(&slot.descriptor);
         }
 
+        // The slot is complete before it is in the list, because a fork can happen at any time.
         let slot = Slot { descriptor: AtomicI32::new(descriptor), next: ptr::null() };
         let slot = Box::into_raw(Box::new(slot));
+
         let mut first = LIST.load(Ordering::Acquire);
         loop {
             // SAFETY: the slot is not in the list yet, so only this thread has it.
@@ -117,27 +127,35 @@ impl Drop for Listed {
     }
 }
 
-/// Registers the handler of forks, once. If that fails, the death of a rank is only noticed when its children have ended too.
+/// Registers the handler of forks, once.
+///
+/// If that fails, the death of a rank is only noticed when its children have ended too.
 fn watch_forks() {
     static ONCE: Once = Once::new();
+
     ONCE.call_once(|| {
         if let Ok((closed, _)) = UnixStream::pair()
             && closed.shutdown(Shutdown::Both).is_ok()
         {
+            // Never closed, because a fork can happen as long as the process runs.
             CLOSED.store(closed.into_raw_fd(), Ordering::Relaxed);
         }
+
         // SAFETY: the handler only does what is permitted in a child of a process with threads: it loads atomic values and
         // calls `dup3`.
         unsafe { libc::pthread_atfork(None, None, Some(enter_child)) };
     });
 }
 
+/// Replaces all listed sockets of a child by a closed one, right after the fork.
 extern "C" fn enter_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+
     let closed = CLOSED.load(Ordering::Relaxed);
     if closed == NONE {
         return;
     }
+
     for slot in slots() {
         let descriptor = slot.descriptor.load(Ordering::Acquire);
         if descriptor != NONE {

@@ -14,10 +14,10 @@ use std::panic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
-use peerlane_toolkit::limits::{self, SystemError};
+use peerlane_toolkit::limits;
 
 use super::client::Client;
 use super::hub::{Event, Joining, check_ranks};
@@ -29,7 +29,7 @@ use crate::error::Error;
 
 const ENDED: &str = "the thread of the in-process bootstrap has ended, because a listener panicked";
 
-/// The bootstrap connection of a rank that is a thread of this process.
+/// Connects a rank that is a thread of this process to the other ranks of its group.
 ///
 /// If it is dropped before it said [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct InProcessBootstrap {
@@ -40,12 +40,15 @@ pub struct InProcessBootstrap {
     shrink_calls: AtomicUsize,
 }
 
+/// Stores the calls of `shrink` by all ranks of a group.
 #[derive(Default)]
 struct Shrinks {
     gone: BTreeSet<Rank>,
+    /// The first calls of all ranks, then their second calls, and so on.
     rounds: Vec<Round>,
 }
 
+/// Stores the calls of `shrink` that form one new group, and the bootstraps of its ranks.
 #[derive(Default)]
 struct Round {
     called: BTreeSet<Rank>,
@@ -53,6 +56,17 @@ struct Round {
 }
 
 impl Shrinks {
+    /// Adds the call of a rank to a round.
+    fn add_call(&mut self, round: usize, rank: Rank) {
+        if self.rounds.len() <= round {
+            self.rounds.resize_with(round + 1, Round::default);
+        }
+        self.rounds[round].called.insert(rank);
+    }
+
+    /// Takes the bootstrap of the rank `own` in the group of a round, or returns `None` while `expected` ranks have not called.
+    ///
+    /// If `now` is true, it forms the group without them.
     fn take(
         &mut self,
         round: usize,
@@ -66,11 +80,14 @@ impl Shrinks {
             if !now && expected.iter().any(awaited) {
                 return None;
             }
+
             match group(called.len()) {
                 Ok(handles) => *formed = Some(called.iter().copied().zip(handles).collect()),
                 Err(error) => return Some(Err(error)),
             }
         }
+
+        // A rank that called after the group was formed is not in it.
         let handle = formed.as_mut().and_then(|handles| handles.remove(&own));
         Some(handle.ok_or_else(|| {
             let text = format!(
@@ -80,8 +97,10 @@ impl Shrinks {
         }))
     }
 
+    /// Removes a rank that has left its group or is lost from all rounds, so that no rank waits for it.
     fn remove(&mut self, rank: Rank) {
         self.gone.insert(rank);
+
         for round in &mut self.rounds {
             round.called.remove(&rank);
             // The ranks of the new group lose this one.
@@ -97,28 +116,41 @@ impl Shrinks {
 /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the system cannot start the thread of the group.
 pub fn group(ranks: usize) -> Result<Vec<InProcessBootstrap>, Error> {
     check_ranks(ranks)?;
-    let (events, inbox) = channel::<(Rank, Addressed<Event>)>();
-    let clients = Rank::all(ranks).map(|rank| {
-        let events = events.clone();
-        let send = move |request: Addressed<Request>| {
-            let Addressed { subgroup, message } = request;
-            let event = Addressed { subgroup, message: Event::Request(message) };
-            events.send((rank, event)).map_err(|_| ENDED.to_owned())
-        };
-        Arc::new(Clients::new(Arc::new(Client::new(rank, ranks)), send))
-    });
-    let clients: Vec<_> = clients.collect();
+
+    let (events, inbox) = channel();
+    let clients_of = |rank| connect_clients(rank, ranks, events.clone());
+    let clients: Vec<_> = Rank::all(ranks).map(clients_of).collect();
+
     let shrinks = Arc::new(Monitor::new(Shrinks::default()));
-    let handles = clients.iter().map(|client| InProcessBootstrap {
-        clients: Arc::clone(client),
-        events: events.clone(),
-        host: host_id(),
-        shrinks: Arc::clone(&shrinks),
-        shrink_calls: AtomicUsize::new(0),
-    });
-    let handles = handles.collect();
+    let mut handles = Vec::with_capacity(ranks);
+    for clients in &clients {
+        handles.push(InProcessBootstrap {
+            clients: Arc::clone(clients),
+            events: events.clone(),
+            host: host_id(),
+            shrinks: Arc::clone(&shrinks),
+            shrink_calls: AtomicUsize::new(0),
+        });
+    }
+
     limits::spawn("peerlane-exchange", move || run_hub(&clients, &inbox))?;
     Ok(handles)
+}
+
+/// Creates the side of a rank, which sends its requests to the thread of the hub.
+fn connect_clients(
+    rank: Rank,
+    ranks: usize,
+    events: Sender<(Rank, Addressed<Event>)>,
+) -> Arc<Clients> {
+    let send =
+        move |request| events.send((rank, request_event(request))).map_err(|_| ENDED.to_owned());
+    Arc::new(Clients::new(Arc::new(Client::new(rank, ranks)), send))
+}
+
+fn request_event(request: Addressed<Request>) -> Addressed<Event> {
+    let Addressed { subgroup, message } = request;
+    Addressed { subgroup, message: Event::Request(message) }
 }
 
 /// Runs `body` once for each of `ranks` ranks, each on its own thread, and returns the results in rank order.
@@ -137,22 +169,27 @@ pub fn run<R: Send>(
     body: impl Fn(InProcessBootstrap) -> Result<R, Error> + Sync,
 ) -> Result<Vec<R>, Error> {
     let handles = group(ranks)?;
+
     let ended: Vec<Result<Result<R, Error>, Box<dyn Any + Send>>> = thread::scope(|scope| {
         let body = &body;
+
         // If a thread cannot be started, its rank is lost, which ends the others.
-        let threads: Vec<_> = handles
-            .into_iter()
-            .map(|handle| {
-                let name = format!("peerlane-rank-{}", handle.rank());
-                limits::spawn_scoped(scope, name, move || body(handle))
-            })
-            .collect();
-        let join = |thread: Result<ScopedJoinHandle<'_, _>, SystemError>| match thread {
-            Ok(thread) => thread.join(),
-            Err(error) => Ok(Err(error.into())),
-        };
-        threads.into_iter().map(join).collect()
+        let mut threads = Vec::with_capacity(ranks);
+        for handle in handles {
+            let name = format!("peerlane-rank-{}", handle.rank());
+            threads.push(limits::spawn_scoped(scope, name, move || body(handle)));
+        }
+
+        let mut ended = Vec::with_capacity(ranks);
+        for thread in threads {
+            ended.push(match thread {
+                Ok(thread) => thread.join(),
+                Err(error) => Ok(Err(error.into())),
+            });
+        }
+        ended
     });
+
     let mut results = Vec::with_capacity(ranks);
     let mut errors = Vec::new();
     let mut panicked = None;
@@ -163,16 +200,22 @@ pub fn run<R: Send>(
             Err(payload) => panicked = panicked.or(Some(payload)),
         }
     }
+
+    // A panic comes first, because the errors of the other ranks follow from it.
     if let Some(payload) = panicked {
         panic::resume_unwind(payload);
     }
+
+    // Of equal distances the first is taken, which is that of the lowest rank.
     match errors.into_iter().min_by_key(|error| distance_from_cause(error.kind())) {
         Some(cause) => Err(cause),
         None => Ok(results),
     }
 }
 
-/// A rank that failed by itself is closer to the cause than one that timed out or lost a peer. One that was aborted is
+/// Returns how far an error is from the cause of a failure.
+///
+/// A rank that failed by itself is closer to the cause than one that timed out or lost a peer. A rank that was aborted is
 /// the farthest.
 fn distance_from_cause(kind: ErrorKind) -> u32 {
     match kind {
@@ -183,23 +226,26 @@ fn distance_from_cause(kind: ErrorKind) -> u32 {
     }
 }
 
+/// Runs the hub and all listeners, until no rank is live.
 fn run_hub(clients: &[Arc<Clients>], inbox: &Receiver<(Rank, Addressed<Event>)>) {
     let mut state = HubGroups::new(clients.len());
     for rank in Rank::all(clients.len()) {
         let joined = Event::Joined(Joining::default());
+        // Every rank knows the size of the group, so nothing waits for the replies.
         state.apply(rank, Addressed::to_all(joined));
     }
+
     // The sides of the ranks can send, so the inbox does not close while this thread has them.
     while state.first().live().next().is_some()
         && let Ok((from, event)) = inbox.recv()
     {
         let mut replies = VecDeque::from(state.apply(from, event));
+
+        // All ranks receive a reply before the replies to their answers, which keeps one order for all.
         while let Some(reply) = replies.pop_front() {
             for rank in reply.to {
                 if let Some(request) = clients[rank.index()].receive(reply.reply.clone()) {
-                    let Addressed { subgroup, message } = request;
-                    let event = Addressed { subgroup, message: Event::Request(message) };
-                    replies.extend(state.apply(rank, event));
+                    replies.extend(state.apply(rank, request_event(request)));
                 }
             }
         }
@@ -268,7 +314,9 @@ unsafe impl Bootstrap for InProcessBootstrap {
     }
 
     fn leave(&self, _deadline: Deadline) -> Result<(), Error> {
+        // No shrink may wait for this rank, even if the goodbye fails.
         self.shrinks.change(|shrinks| shrinks.remove(self.client().rank()));
+
         if self.client().begin_leave()? {
             self.send(Event::Request(Request::Leave))
         } else {
@@ -279,31 +327,32 @@ unsafe impl Bootstrap for InProcessBootstrap {
     fn disconnect(&self) {
         self.client().stop_notifications();
         self.shrinks.change(|shrinks| shrinks.remove(self.client().rank()));
+
         let how = if thread::panicking() {
             "its thread panicked"
         } else {
             "its bootstrap was dropped before the rank left the group"
         };
+
+        // The hub ignores the event if the rank has left. If the thread of the hub has ended, nobody needs it.
         let _ = self.send(Event::Lost { how: how.into() });
     }
 
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
-        let (own, round) =
-            (self.client().rank(), self.shrink_calls.fetch_add(1, Ordering::Relaxed));
+        let own = self.client().rank();
+        // Every remaining rank calls `shrink` equally often, so equal numbers of calls belong together.
+        let round = self.shrink_calls.fetch_add(1, Ordering::Relaxed);
         let ranks = Rank::all(self.client().ranks());
         let expected: Vec<_> = ranks.filter(|rank| !excluded.contains(rank)).collect();
-        self.shrinks.change(|shrinks| {
-            if shrinks.rounds.len() <= round {
-                shrinks.rounds.resize_with(round + 1, Round::default);
-            }
-            shrinks.rounds[round].called.insert(own);
-        });
+        self.shrinks.change(|shrinks| shrinks.add_call(round, own));
+
         let half = Deadline::after(deadline.remaining() / 2);
-        let formed = self.shrinks.wait(half, |shrinks| shrinks.take(round, own, &expected, false));
-        let formed = formed
+        let in_time = self.shrinks.wait(half, |shrinks| shrinks.take(round, own, &expected, false));
+        let taken = in_time
             .or_else(|| self.shrinks.change(|shrinks| shrinks.take(round, own, &expected, true)));
-        let formed = formed.expect("the group is formed at the latest now")?;
-        // The others wait until the group is formed.
+        let formed = taken.expect("the group is formed at the latest now")?;
+
+        // The others wait until the group is formed, and a change inside of `wait` wakes nobody.
         self.shrinks.change(|_| ());
         Ok(Box::new(formed))
     }
@@ -319,6 +368,7 @@ impl Drop for InProcessBootstrap {
         self.disconnect();
     }
 }
+
 impl fmt::Debug for InProcessBootstrap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InProcessBootstrap")

@@ -160,7 +160,7 @@ pub unsafe trait Bootstrap: Send + Sync {
 
     /// Returns what this rank sees of the process of a rank, by default nothing.
     ///
-    /// It tells a rank that is stopped from a rank that is slow.
+    /// A caller can so distinguish a rank that is stopped from one that is slow.
     fn process(&self, rank: Rank) -> ProcessState {
         let _ = rank;
         ProcessState::Unknown
@@ -210,7 +210,7 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap cannot connect ranks again.
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error>;
 
-    /// Connects some ranks of this group to a smaller group, and returns its bootstrap.
+    /// Splits a smaller group of the ranks `members` from this group, and returns its bootstrap.
     ///
     /// The smaller group uses the connections of this group. Its ranks are numbered in the order of `members`.
     ///

@@ -165,7 +165,7 @@ impl EndCause {
                 let cause = Cause::PeerLost;
                 let record = AbortRecord { cause, ..AbortRecord::timeout(None, text) };
 
-                // No rank has sent it. The number only has an effect if the record cannot be decoded.
+                // No rank has aborted the group, but the notice needs a number. The record has no `by`.
                 Some(Notice::Abort { from: Rank(0), record: record.encode() })
             }
 
@@ -174,7 +174,7 @@ impl EndCause {
         }
     }
 
-    /// Returns how many bytes of the cause a rank has sent.
+    /// Returns how many bytes of data the cause has.
     pub(super) fn data_bytes(&self) -> usize {
         match self {
             Self::Abort { record, .. } => record.0.len(),
@@ -315,7 +315,7 @@ impl<'de> Visitor<'de> for RanksVisitor {
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Vec<u32>, A::Error> {
         let mut ranks = Vec::new();
         while let Some(rank) = sequence.next_element()? {
-            // The length that the sender states is not trusted, so memory grows with what really arrives.
+            // Checked for each number, because the length that the sender states is not trusted.
             if ranks.len() == RANKS_MAX {
                 return Err(A::Error::invalid_length(ranks.len() + 1, &self));
             }

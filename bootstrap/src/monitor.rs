@@ -49,7 +49,6 @@ impl<T> Monitor<T> {
                 return None;
             }
 
-            // A poisoned lock is no obstacle, because every change is complete before foreign code runs.
             let woken = self.changed.wait_timeout(value, remaining);
             value = woken.unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -19,14 +19,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct ProcessId {
-    /// The boot id of the kernel and the process namespace, in which numbers are unique.
+    /// The boot id of the kernel, and the process namespace; together they make `pid` unique at a time.
     place: String,
     pid: i32,
-    /// The time at which the process was started, in clock ticks since the boot. A later process can have the same number.
+    /// The time at which the process was started, in clock ticks since the boot. A later process can have the same `pid`.
     started: u64,
 }
 
-/// What a rank can see of the process of another one.
+/// Describes what a rank can see of the process of another rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessState {
     /// The process cannot be seen, for example because it runs on another host.
@@ -39,7 +39,7 @@ pub enum ProcessState {
     Ended,
 }
 
-/// A process of this host, which may be this one.
+/// Refers to a process of this host, which may be this process.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: i32,
@@ -47,28 +47,30 @@ pub(crate) struct Process {
 }
 
 impl ProcessId {
-    /// Returns the id of this process; `None` if the kernel does not show it.
+    /// Returns the id of this process, or `None` if the kernel does not show it.
     pub(crate) fn own() -> Option<Self> {
         let pid = getpid().as_raw_nonzero().get();
         let (_, started) = status(pid)?;
+
         Some(Self { place: place()?.to_owned(), pid, started })
     }
 
-    /// Returns the process if this one can see it.
+    /// Returns the process if this process can see it.
     pub(crate) fn find(&self) -> Option<Process> {
         if place()? != self.place {
             return None;
         }
+
         let descriptor = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
 
-        // Another process can have the number by now.
+        // Another process can have the number by now. From here on, the descriptor tells that the process has ended.
         let (_, started) = status(self.pid)?;
         (started == self.started).then_some(Process { pid: self.pid, descriptor })
     }
 }
 
 impl ProcessState {
-    /// Returns what this rank sees of a process, whose id it may not know.
+    /// Returns what this rank sees of a process, which is nothing without an id.
     pub(crate) fn from_id(id: Option<&ProcessId>) -> Self {
         let process = id.and_then(ProcessId::find);
         process.map_or(Self::Unknown, |process| process.state())
@@ -82,13 +84,15 @@ impl Process {
 
     pub(crate) fn state(&self) -> ProcessState {
         let status = status(self.pid);
-        // After the look, so that it was not at another process with the same number.
+
+        // Checked after the status was read, so that the status is not that of another process with the same number.
         if self.has_ended() {
             return ProcessState::Ended;
         }
+
         match status {
             Some(('T' | 't', _)) => ProcessState::Stopped,
-            // A process whose first thread has ended looks like a zombie, and the descriptor tells that it is none.
+            // A process whose first thread has ended looks like a zombie, but `has_ended` has ruled that out.
             Some(_) => ProcessState::Running,
             None => ProcessState::Unknown,
         }
@@ -97,20 +101,23 @@ impl Process {
     fn has_ended(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut ended = [PollFd::new(&self.descriptor, PollFlags::IN)];
+
+        // If the poll fails, the process counts as running, so that no rank is lost by mistake.
         retry_on_intr(|| poll(&mut ended, Some(&now))).is_ok_and(|ready| ready > 0)
     }
 }
 
-/// The descriptor is readable when the process has ended.
+/// Returns the descriptor of the process, which becomes readable when the process ends.
 impl AsFd for Process {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
-/// Returns the place of this process, which never changes.
+/// Returns the boot id and the process namespace of this process, which never change.
 fn place() -> Option<&'static str> {
     static PLACE: OnceLock<Option<String>> = OnceLock::new();
+
     let read = || {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let namespace = fs::read_link("/proc/self/ns/pid").ok()?;
@@ -122,11 +129,13 @@ fn place() -> Option<&'static str> {
 /// Returns the state of a process as one letter, and the time of its start.
 fn status(pid: i32) -> Option<(char, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+
     // The name of the program is in parentheses and can hold any character.
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    // The state is field 3, the start field 22.
+
+    // The state is field 3, so the start, field 22, has index 18 among the fields that follow.
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 

@@ -1,4 +1,4 @@
-//! Defines the secret of a job, with which ranks and hub prove to each other that they belong to the job.
+//! Defines the secret of a job, which proves to ranks and hub that the other side belongs to the job.
 
 use std::fmt;
 use std::fs::File;
@@ -18,7 +18,7 @@ const SECRET_BYTES_MIN: usize = 16;
 
 const SECRET_BYTES_MAX: usize = 4096;
 
-/// A text that only the processes of one job know.
+/// Holds a text that only the processes of one job know.
 ///
 /// It is not printed: its `Debug` output has no content, and no error contains it.
 #[derive(Clone, PartialEq, Eq)]
@@ -56,12 +56,15 @@ impl Secret {
         &self.0
     }
 
+    /// Creates a secret from a text, whose errors begin with `source`.
     pub(super) fn from_source(source: &str, text: &str) -> Result<Self, Error> {
         let text = text.trim();
+
         // The environment is decoded in a way that replaces other bytes.
         if text.contains(char::REPLACEMENT_CHARACTER) {
             return Err(invalid(format!("{source} is not UTF-8")));
         }
+
         if !(SECRET_BYTES_MIN..=SECRET_BYTES_MAX).contains(&text.len()) {
             return Err(invalid(format!(
                 "{source} has {} bytes, expected {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}; create one with `openssl rand \
@@ -72,18 +75,16 @@ impl Secret {
         Ok(Self(text.to_owned()))
     }
 
+    /// Reads a secret from a file, with errors that begin with `source`.
     pub(super) fn read_source(source: &str, path: &Path) -> Result<Self, Error> {
-        let failed = |error: io::Error| {
-            let system = SystemError::of_io(format!("{source} cannot be read"), &error);
-            match system.is_exhausted() {
-                true => system.into(),
-                false => invalid(format!("{source} cannot be read: {error}")),
-            }
-        };
+        let failed = |error| cannot_read(source, &error);
+
         // The open of a named pipe would wait for a writer.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(invalid(format!("{source} is not in a regular file")));
         }
+
+        // The mode is that of the open file, which nobody can replace before it is read.
         let file = File::open(path).map_err(failed)?;
         let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
@@ -92,19 +93,23 @@ impl Secret {
                 path.display()
             )));
         }
-        let mut text = String::new();
+
         // A text of one byte more is too long.
+        let mut text = String::new();
         file.take(SECRET_BYTES_MAX as u64 + 1).read_to_string(&mut text).map_err(failed)?;
         if text.len() > SECRET_BYTES_MAX {
             return Err(invalid(format!("{source} has more than {SECRET_BYTES_MAX} bytes")));
         }
+
         Self::from_source(source, &text)
     }
 
-    /// The HMAC covers the length of each part too, and proves knowledge of the secret.
+    /// Computes the HMAC of the parts, which proves knowledge of the secret.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> HMAC {
         let mut mac = HMAC::new(self.0.as_bytes());
+
         for part in parts {
+            // With the lengths, other parts that are equal when joined have another HMAC.
             mac.update((part.len() as u64).to_le_bytes());
             mac.update(part);
         }
@@ -120,11 +125,23 @@ impl fmt::Debug for Secret {
 
 pub(super) fn random_bytes() -> Result<[u8; 32], Error> {
     let mut bytes = [0; 32];
+
     // The kernel fills up to 256 bytes at once, but may wait for them soon after the boot.
     retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty())).map_err(|error| {
         Error::new(ErrorKind::Other, format!("cannot get random bytes from the system: {error}"))
     })?;
     Ok(bytes)
+}
+
+/// Returns the error of a file that cannot be read, which is another one if the system has reached a limit.
+fn cannot_read(source: &str, error: &io::Error) -> Error {
+    let system = SystemError::of_io(format!("{source} cannot be read"), error);
+
+    // The file can be right then, so the error must not blame it.
+    match system.is_exhausted() {
+        true => system.into(),
+        false => invalid(format!("{source} cannot be read: {error}")),
+    }
 }
 
 fn invalid(text: String) -> Error {
