@@ -86,7 +86,8 @@ impl AbortRecord {
         Self { cause: Cause::PeerLost, ..Self::timeout(Some(rank), text) }
     }
 
-    /// Creates the record of a rank that has failed outside of an operation, for example at a limit of the system.
+    /// Creates the record of a rank that has failed outside of an operation, for example at a limit
+    /// of the system.
     pub fn failed(rank: Rank, kind: ErrorKind, error: impl fmt::Display) -> Self {
         let text = format!("rank {rank} failed ({kind}): {error}");
         let by = Some(rank);

@@ -22,7 +22,8 @@ use crate::error::Error;
 
 const START: &str = "the group did not start";
 
-/// How long a rank waits for the hub after a start has timed out, before it checks whether the hub still runs.
+/// How long a rank waits for the hub after a start has timed out, before it checks whether the hub
+/// still runs.
 const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a process that runs may take to answer before it counts as faulty.
@@ -30,13 +31,15 @@ const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// It is long because the processors can be busy with other work.
 pub const RUNNING_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Limits the bytes of the messages that are kept for a rank without a listener, in all of its groups together.
+/// Limits the bytes of the messages that are kept for a rank without a listener, in all of its
+/// groups together.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
 
 /// The number of bytes that a kept message counts for in addition to its data.
 const NOTICE_BYTES: usize = 256;
 
-/// The part of the timeout of an exchange, as a divisor, that is left when a rank asks which ranks are missing.
+/// The part of the timeout of an exchange, as a divisor, that is left when a rank asks which ranks
+/// are missing.
 const WATCH_PART: u32 = 4;
 
 /// Limits the time before the deadline at which a rank asks which ranks are missing.
@@ -103,7 +106,8 @@ impl Client {
         Self { hub_process, ..Self::new(rank, ranks) }
     }
 
-    /// Creates the side of this rank in a group that was split from this one. `hub` is the rank that runs the hub.
+    /// Creates the side of this rank in a group that was split from this one. `hub` is the rank
+    /// that runs the hub.
     pub(super) fn of_subgroup(&self, rank: Rank, ranks: usize, hub: Option<Rank>) -> Self {
         let state = ClientState { runs_hub: hub, hub, ..ClientState::new(ranks) };
 
@@ -120,10 +124,11 @@ impl Client {
         self.ranks
     }
 
-    /// Waits until all ranks have joined the group, and calls `time_out` to tell the hub if the deadline passes.
+    /// Waits until all ranks have joined the group, and calls `time_out` to tell the hub if the
+    /// deadline passes.
     ///
-    /// The hub then answers all ranks, because it knows why ranks are missing. A hub that runs is only slow, so the wait goes on
-    /// for a limited time while `hub_runs` returns true.
+    /// The hub then answers all ranks, because it knows why ranks are missing. A hub that runs is
+    /// only slow, so the wait goes on for a limited time while `hub_runs` returns true.
     pub(super) fn wait_started(
         &self,
         deadline: Deadline,
@@ -155,7 +160,8 @@ impl Client {
 
     /// Takes part in the next exchange of the group, and returns the contributions of all ranks.
     ///
-    /// `send` returns no error: if the hub cannot be reached, the client is closed or the deadline passes.
+    /// `send` returns no error: if the hub cannot be reached, the client is closed or the deadline
+    /// passes.
     pub(super) fn exchange(
         &self,
         label: &str,
@@ -166,7 +172,8 @@ impl Client {
         check_sizes(label, mine)?;
         let what = format!("exchange {label:?}");
 
-        // The request has no number, so requests must be sent in the order of their sequence numbers.
+        // The request has no number, so requests must be sent in the order of their sequence
+        // numbers.
         let sequence = {
             let _begins = self.begins.lock().unwrap_or_else(PoisonError::into_inner);
             let sequence = self.state.lock().begin_exchange(&what)?;
@@ -224,7 +231,8 @@ impl Client {
         self.state.lock().runs_hub
     }
 
-    /// Returns the ranks that can take part in a smaller group, with the addresses at which they listen.
+    /// Returns the ranks that can take part in a smaller group, with the addresses at which they
+    /// listen.
     ///
     /// A rank that has left the group or does not listen cannot take part.
     pub(super) fn remaining(&self) -> Vec<(Rank, SocketAddr)> {
@@ -241,12 +249,14 @@ impl Client {
         missing.into_iter().filter(|rank| *rank != self.rank).collect()
     }
 
-    /// Returns the error of an exchange that has timed out while the ranks `missing` had not taken part.
+    /// Returns the error of an exchange that has timed out while the ranks `missing` had not taken
+    /// part.
     fn timeout_error(&self, what: &str, missing: &[Rank], deadline: Deadline) -> Error {
         let others: Vec<_> = missing.iter().copied().filter(|rank| *rank != self.rank).collect();
         let within = Seconds(deadline.timeout());
 
-        // If this rank is missing too, the hub has not even confirmed the contribution of this rank.
+        // If this rank is missing too, the hub has not even confirmed the contribution of this
+        // rank.
         let text = if others.len() == missing.len() {
             format!("{what}: {} did not take part within {within}", RankList(&others))
         } else if others.is_empty() {
@@ -262,7 +272,8 @@ impl Client {
     pub(super) fn check_send(&self, what: &str, bytes: &[u8]) -> Result<(), Error> {
         check_sizes("", bytes)?;
 
-        // While the connection is open, the hub decides what a message means after the end of the group.
+        // While the connection is open, the hub decides what a message means after the end of the
+        // group.
         let state = self.state.lock();
         match &state.end_cause {
             _ if state.has_left => Err(left_error(what)),
@@ -293,12 +304,14 @@ impl Client {
         self.state.wait(deadline, |state| state.closed.is_some().then_some(())).is_some()
     }
 
-    /// Applies a reply of the hub, notifies the listener, and returns the request that answers the reply.
+    /// Applies a reply of the hub, notifies the listener, and returns the request that answers the
+    /// reply.
     pub(super) fn receive(&self, reply: Reply) -> Option<Request> {
         let notice = self.state.change(|state| state.apply(reply))?;
         let must_acknowledge = matches!(notice, Notice::Abort { .. } | Notice::Lost { .. });
 
-        // The hub releases waits after the acknowledgement, so the listener handles the notice first.
+        // The hub releases waits after the acknowledgement, so the listener handles the notice
+        // first.
         if let Some(record) = self.notify(notice) {
             return Some(Request::Abort { record: Blob(record.encode()) });
         }
@@ -385,7 +398,8 @@ impl ClientState {
         Self { ranks, hub: Some(Rank(0)), ..Self::default() }
     }
 
-    /// Returns whether the group has started or has failed to start, or `None` while it is not decided.
+    /// Returns whether the group has started or has failed to start, or `None` while it is not
+    /// decided.
     fn start_outcome(&self) -> Option<Result<(), Error>> {
         if self.has_started {
             return Some(Ok(()));
@@ -414,7 +428,8 @@ impl ClientState {
         self.exchanges.remove(&sequence);
     }
 
-    /// Returns the ranks that have not contributed to the first exchange that this rank has begun and not ended.
+    /// Returns the ranks that have not contributed to the first exchange that this rank has begun
+    /// and not ended.
     pub fn missing(&self) -> Vec<Rank> {
         let begun = self.exchanges.range(..self.next_sequence).next();
         begun.into_iter().flat_map(|(_, exchange)| exchange.missing()).collect()
@@ -422,7 +437,8 @@ impl ClientState {
 
     /// Records that the connection to the hub has closed, and returns the notices for the listener.
     ///
-    /// If the group has not ended before, the rank that runs the hub counts as lost: rank 0 in the first group.
+    /// If the group has not ended before, the rank that runs the hub counts as lost: rank 0 in the
+    /// first group.
     pub fn close(&mut self, how: String) -> Vec<Notice> {
         self.closed = Some(how.clone());
 
@@ -528,7 +544,8 @@ impl ClientState {
             return Some(Err(left_error(what)));
         }
 
-        // Until the hub tells who has contributed, ranks that have done so before they left look missing too.
+        // Until the hub tells who has contributed, ranks that have done so before they left look
+        // missing too.
         let mut missing = exchange.missing().filter(|_| exchange.is_watched);
         let gone = missing.find(|rank| self.left.contains(rank))?;
         let text = format!("{what}: rank {gone} has left the group and cannot take part");

@@ -41,7 +41,6 @@ pub(crate) struct Generation(u32);
 
 impl Generation {
     pub(crate) fn now() -> Self {
-        // Without the handler, a later fork would not be counted.
         watch_forks();
         Self(FORKS.load(Ordering::Relaxed))
     }
@@ -99,7 +98,8 @@ impl Listed {
     fn new(descriptor: RawFd) -> Self {
         watch_forks();
 
-        // A slot of a closed socket is used again, so the list has as many slots as there were sockets at once.
+        // A slot of a closed socket is used again, so the list has as many slots as there were
+        // sockets at once.
         if let Some(slot) = slots().find(|slot| slot.take(descriptor)) {
             return Self(&slot.descriptor);
         }

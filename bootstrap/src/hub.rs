@@ -43,11 +43,12 @@ pub enum Event {
 
 /// Limits the exchanges to which a rank has contributed and other ranks have not.
 ///
-/// A rank that keeps to the protocol begins an exchange when all ranks have contributed to the one before, or when their labels
-/// differ.
+/// A rank that keeps to the protocol begins an exchange when all ranks have contributed to the one
+/// before, or when their labels differ.
 const AHEAD_MAX: usize = 16;
 
-/// The number of bytes that a message, a contribution or a group counts for in addition to its data.
+/// The number of bytes that a message, a contribution or a group counts for in addition to its
+/// data.
 pub(super) const KEPT_BYTES: usize = 1024;
 
 /// Decides what all ranks of one group receive, and in which order.
@@ -84,8 +85,8 @@ enum Membership {
 /// Collects the contributions to one exchange.
 #[derive(Debug)]
 struct Exchange {
-    /// The first rank that contributed with a label other than [`REFUSAL`], and its label. As long as there is none, it is a
-    /// rank that refuses the call.
+    /// The first rank that contributed with a label other than [`REFUSAL`], and its label. As long
+    /// as there is none, it is a rank that refuses the call.
     first: (Rank, String),
     differs: bool,
     blobs: Vec<Option<Blob>>,
@@ -96,7 +97,8 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// Records the label of a contribution, and returns the labels of two ranks if they are the first that differ.
+    /// Records the label of a contribution, and returns the labels of two ranks if they are the
+    /// first that differ.
     fn compare_label(&mut self, from: Rank, label: String) -> Option<[(u32, String); 2]> {
         // A refusal is part of any call, so the labels of the other ranks are compared.
         if self.first.1 == REFUSAL {
@@ -107,7 +109,8 @@ impl Exchange {
             return None;
         }
 
-        // The exchange has failed with the first difference; another one tells the ranks nothing new.
+        // The exchange has failed with the first difference; another one tells the ranks nothing
+        // new.
         if mem::replace(&mut self.differs, true) {
             return None;
         }
@@ -132,7 +135,8 @@ impl Exchange {
                 continue;
             }
 
-            // A reply has room for one contribution of the largest size, or for several smaller ones.
+            // A reply has room for one contribution of the largest size, or for several smaller
+            // ones.
             let more = blob.0.len() + RUN_BYTES;
             if bytes + more > BLOB_BYTES_MAX + RUN_BYTES {
                 let blobs = mem::take(&mut runs);
@@ -179,12 +183,14 @@ impl HubState {
     pub(super) fn of_subgroup(meters: Vec<Meter>) -> Self {
         let ranks = meters.len();
 
-        // Processes and addresses are those of the first group, which answers all questions about them.
+        // Processes and addresses are those of the first group, which answers all questions about
+        // them.
         let members = vec![Membership::Joined; ranks];
         Self { members, contributed: vec![0; ranks], meters, ..Self::new(0) }
     }
 
-    /// Returns the number of bytes that the state of a group of `ranks` ranks takes, without exchanges.
+    /// Returns the number of bytes that the state of a group of `ranks` ranks takes, without
+    /// exchanges.
     pub(super) fn bytes(ranks: usize) -> usize {
         let each = size_of::<Membership>() + size_of::<usize>() + size_of::<Meter>();
         size_of::<Self>() + ranks * each
@@ -205,7 +211,6 @@ impl HubState {
                     self.runs_hub = Some(from);
                 }
 
-                // The last rank that joins starts the group on all ranks.
                 if !self.is_formed() {
                     return Vec::new();
                 }
@@ -219,7 +224,8 @@ impl HubState {
             Event::Failed(_) if self.is_formed() => Vec::new(),
             Event::Failed(cause) => self.end_group(cause),
 
-            // A rank that has left or was lost has no part in the group, even if its last messages come later.
+            // A rank that has left or was lost has no part in the group, even if its last messages
+            // come later.
             _ if !self.is_live(from) => Vec::new(),
             Event::Request(request) => self.handle(from, request),
             Event::Lost { how } => self.lose(from, how),
@@ -280,7 +286,8 @@ impl HubState {
         }
     }
 
-    /// Adds a contribution to the next exchange of a rank, and returns the replies that follow from it.
+    /// Adds a contribution to the next exchange of a rank, and returns the replies that follow from
+    /// it.
     ///
     /// A rank that breaks a limit is lost.
     fn contribute(&mut self, from: Rank, label: String, blob: Blob) -> Vec<Reply> {
@@ -292,7 +299,8 @@ impl HubState {
             return self.lose(from, how);
         }
 
-        // A live rank has contributed to every exchange that is completed, so the index is not negative.
+        // A live rank has contributed to every exchange that is completed, so the index is not
+        // negative.
         let index = self.contributed[from.index()] - self.completed;
         let sequence = self.contributed[from.index()] as u64;
         self.contributed[from.index()] += 1;
@@ -321,7 +329,8 @@ impl HubState {
             replies.push(Reply::Differs { sequence, labels });
         }
 
-        // An exchange cannot complete without a rank that has left, so the ranks must know who is missing.
+        // An exchange cannot complete without a rank that has left, so the ranks must know who is
+        // missing.
         if exchange.watched {
             replies.push(Reply::Present { sequence, ranks: vec![from.0] });
         } else if self.members.contains(&Membership::Gone) {
@@ -365,7 +374,8 @@ impl HubState {
         (0..self.exchanges.len()).filter_map(|index| self.watch(index)).collect()
     }
 
-    /// Begins to tell the ranks of the contributions to an exchange, and returns those that have arrived.
+    /// Begins to tell the ranks of the contributions to an exchange, and returns those that have
+    /// arrived.
     ///
     /// It returns `None` if the ranks are told already.
     fn watch(&mut self, index: usize) -> Option<Reply> {

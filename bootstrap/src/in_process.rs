@@ -64,7 +64,8 @@ impl Shrinks {
         self.rounds[round].called.insert(rank);
     }
 
-    /// Takes the bootstrap of the rank `own` in the group of a round, or returns `None` while `expected` ranks have not called.
+    /// Takes the bootstrap of the rank `own` in the group of a round, or returns `None` while
+    /// `expected` ranks have not called.
     ///
     /// If `now` is true, it forms the group without them.
     fn take(
@@ -97,7 +98,8 @@ impl Shrinks {
         }))
     }
 
-    /// Removes a rank that has left its group or is lost from all rounds, so that no rank waits for it.
+    /// Removes a rank that has left its group or is lost from all rounds, so that no rank waits for
+    /// it.
     fn remove(&mut self, rank: Rank) {
         self.gone.insert(rank);
 
@@ -215,8 +217,8 @@ pub fn run<R: Send>(
 
 /// Returns how far an error is from the cause of a failure.
 ///
-/// A rank that failed by itself is closer to the cause than one that timed out or lost a peer. A rank that was aborted is
-/// the farthest.
+/// A rank that failed by itself is closer to the cause than one that timed out or lost a peer. A
+/// rank that was aborted is the farthest.
 fn distance_from_cause(kind: ErrorKind) -> u32 {
     match kind {
         ErrorKind::Timeout => 1,
@@ -231,7 +233,7 @@ fn run_hub(clients: &[Arc<Clients>], inbox: &Receiver<(Rank, Addressed<Event>)>)
     let mut state = HubGroups::new(clients.len());
     for rank in Rank::all(clients.len()) {
         let joined = Event::Joined(Joining::default());
-        // Every rank knows the size of the group, so nothing waits for the replies.
+        // No rank waits for its start, so the replies are not delivered.
         state.apply(rank, Addressed::to_all(joined));
     }
 
@@ -241,7 +243,8 @@ fn run_hub(clients: &[Arc<Clients>], inbox: &Receiver<(Rank, Addressed<Event>)>)
     {
         let mut replies = VecDeque::from(state.apply(from, event));
 
-        // All ranks receive a reply before the replies to their answers, which keeps one order for all.
+        // All ranks receive a reply before the replies to their answers, which keeps one order for
+        // all.
         while let Some(reply) = replies.pop_front() {
             for rank in reply.to {
                 if let Some(request) = clients[rank.index()].receive(reply.reply.clone()) {
@@ -334,13 +337,15 @@ unsafe impl Bootstrap for InProcessBootstrap {
             "its bootstrap was dropped before the rank left the group"
         };
 
-        // The hub ignores the event if the rank has left. If the thread of the hub has ended, nobody needs it.
+        // The hub ignores the event if the rank has left. If its thread has ended, no rank can be
+        // told.
         let _ = self.send(Event::Lost { how: how.into() });
     }
 
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
         let own = self.client().rank();
-        // Every remaining rank calls `shrink` equally often, so equal numbers of calls belong together.
+        // Every remaining rank calls `shrink` equally often, so equal numbers of calls belong
+        // together.
         let round = self.shrink_calls.fetch_add(1, Ordering::Relaxed);
         let ranks = Rank::all(self.client().ranks());
         let expected: Vec<_> = ranks.filter(|rank| !excluded.contains(rank)).collect();

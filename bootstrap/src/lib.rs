@@ -54,12 +54,14 @@ mod meter;
 mod secret;
 mod subgroups;
 
-/// Re-exports the primitives of `monitor`, for which `tests/tests/orderings.rs` substitutes those of loom.
+/// Re-exports the primitives of `monitor`. The test `tests/tests/orderings.rs` replaces them by
+/// those of loom.
 mod sync {
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
 
-/// Labels an exchange in which a rank tells the others that it refuses their call, whatever the label of that call.
+/// Labels an exchange in which a rank tells the others that it refuses their call, whatever the
+/// label of that call.
 pub const REFUSAL: &str = "a refused call";
 
 /// Describes an event such as an abort or a lost rank, which all ranks of a group learn of.
@@ -82,7 +84,8 @@ pub enum Notice {
         /// A text that says how the loss was detected.
         how: String,
     },
-    /// Reports that every live rank has received the abort or the loss, so waits may now be released.
+    /// Reports that every live rank has received the abort or the loss, so waits may now be
+    /// released.
     Acknowledged,
     /// Passes on a [message](Bootstrap::broadcast) that a rank, perhaps this one, has sent.
     Message {
@@ -123,7 +126,8 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// Returns the number of ranks of the group.
     fn ranks(&self) -> usize;
 
-    /// Returns the name of this rank's host, which is equal on two ranks if and only if they can share memory.
+    /// Returns the name of this rank's host, which is equal on two ranks if and only if they can
+    /// share memory.
     fn host(&self) -> &str;
 
     /// Sends `mine` to every rank and returns what each rank sent, in rank order.
@@ -155,7 +159,8 @@ pub unsafe trait Bootstrap: Send + Sync {
 
     /// Returns the rank whose process relays the messages between ranks, such as the one that runs the hub.
     ///
-    /// In a group of one process, the result is this rank. It is `None` if a process outside of the group relays messages.
+    /// In a group of one process, the result is this rank. It is `None` if a process outside of the
+    /// group relays messages.
     fn relay(&self) -> Option<Rank>;
 
     /// Returns what this rank sees of the process of a rank, by default nothing.
@@ -185,7 +190,8 @@ pub unsafe trait Bootstrap: Send + Sync {
 
     /// Leaves the group, so that the other ranks do not count this rank as lost.
     ///
-    /// This rank takes part in nothing more. Afterwards it holds no connection and no port, as after [`disconnect`](Self::disconnect).
+    /// This rank takes part in nothing more. Afterwards it holds no connection and no port, as
+    /// after [`disconnect`](Self::disconnect).
     ///
     /// # Errors
     /// If the other ranks can no longer be reached.
@@ -199,10 +205,12 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// nothing, which suits a bootstrap that is released when it is dropped.
     fn disconnect(&self) {}
 
-    /// Connects the ranks that remain after a group has ended, and returns the bootstrap of the new group.
+    /// Connects the ranks that remain after a group has ended, and returns the bootstrap of the new
+    /// group.
     ///
-    /// The ranks keep their order and are numbered from 0. Every remaining rank calls it with the same `excluded` ranks, which do not take part. It waits for every other
-    /// rank whose process still runs, but no longer than half of the time until the deadline.
+    /// The ranks keep their order and are numbered from 0. Every remaining rank calls it with the
+    /// same `excluded` ranks, which do not take part. It waits for every other rank whose process
+    /// still runs, but no longer than half of the time until the deadline.
     ///
     /// # Errors
     /// [`Aborted`](peerlane_hal::ErrorKind::Aborted) if the new group was formed without this rank;
@@ -212,7 +220,8 @@ pub unsafe trait Bootstrap: Send + Sync {
 
     /// Splits a smaller group of the ranks `members` from this group, and returns its bootstrap.
     ///
-    /// The smaller group uses the connections of this group. Its ranks are numbered in the order of `members`.
+    /// The smaller group uses the connections of this group. Its ranks are numbered in the order of
+    /// `members`.
     ///
     /// The members have agreed on the call: each calls it with equal arguments, soon. `number` is one that `members[0]` has
     /// passed to no other call. A rank that is lost is lost by both groups; aborts and messages of one group do not reach the

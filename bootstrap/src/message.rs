@@ -165,7 +165,8 @@ impl EndCause {
                 let cause = Cause::PeerLost;
                 let record = AbortRecord { cause, ..AbortRecord::timeout(None, text) };
 
-                // No rank has aborted the group, but the notice needs a number. The record has no `by`.
+                // No rank has aborted the group, but the notice needs a number. The record has no
+                // `by`.
                 Some(Notice::Abort { from: Rank(0), record: record.encode() })
             }
 

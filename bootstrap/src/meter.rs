@@ -1,7 +1,8 @@
 //! Counts the bytes that the hub keeps because of each rank.
 //!
-//! Everything that is kept holds a [`Charge`] for as long as it lives: contributions to exchanges that are not complete, messages
-//! that not all ranks have read, and groups. So one number limits what a rank can make the hub keep.
+//! Everything that is kept holds a [`Charge`] for as long as it lives: contributions to exchanges
+//! that are not complete, messages that not all ranks have read, and groups. So one number limits
+//! what a rank can make the hub keep.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -19,10 +19,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct ProcessId {
-    /// The boot id of the kernel, and the process namespace; together they make `pid` unique at a time.
+    /// The boot id of the kernel, and the process namespace; together they make `pid` unique at a
+    /// time.
     place: String,
     pid: i32,
-    /// The time at which the process was started, in clock ticks since the boot. A later process can have the same `pid`.
+    /// The time at which the process was started, in clock ticks since the boot. A later process
+    /// can have the same `pid`.
     started: u64,
 }
 
@@ -63,7 +65,8 @@ impl ProcessId {
 
         let descriptor = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
 
-        // Another process can have the number by now. From here on, the descriptor tells that the process has ended.
+        // Another process can have the number by now. If not, the descriptor was opened for the
+        // right process.
         let (_, started) = status(self.pid)?;
         (started == self.started).then_some(Process { pid: self.pid, descriptor })
     }
@@ -85,14 +88,16 @@ impl Process {
     pub(crate) fn state(&self) -> ProcessState {
         let status = status(self.pid);
 
-        // Checked after the status was read, so that the status is not that of another process with the same number.
+        // Checked after the status was read, so that the status is not that of another process with
+        // the same number.
         if self.has_ended() {
             return ProcessState::Ended;
         }
 
         match status {
             Some(('T' | 't', _)) => ProcessState::Stopped,
-            // A process whose first thread has ended looks like a zombie, but `has_ended` has ruled that out.
+            // A process whose first thread has ended looks like a zombie, but `has_ended` has ruled
+            // that out.
             Some(_) => ProcessState::Running,
             None => ProcessState::Unknown,
         }

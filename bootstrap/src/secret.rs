@@ -1,4 +1,5 @@
-//! Defines the secret of a job, which proves to ranks and hub that the other side belongs to the job.
+//! Defines the secret of a job, which proves to ranks and hub that the other side belongs to the
+//! job.
 
 use std::fmt;
 use std::fs::File;
@@ -133,11 +134,11 @@ pub(super) fn random_bytes() -> Result<[u8; 32], Error> {
     Ok(bytes)
 }
 
-/// Returns the error of a file that cannot be read, which is another one if the system has reached a limit.
+/// Returns the error of a file that cannot be read, which is another one if the system has reached
+/// a limit.
 fn cannot_read(source: &str, error: &io::Error) -> Error {
     let system = SystemError::of_io(format!("{source} cannot be read"), error);
 
-    // The file can be right then, so the error must not blame it.
     match system.is_exhausted() {
         true => system.into(),
         false => invalid(format!("{source} cannot be read: {error}")),

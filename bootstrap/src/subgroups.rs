@@ -43,7 +43,8 @@ impl<M> Addressed<M> {
 /// Limits the bytes that the hub keeps because of one rank. A rank that makes it keep more is lost.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// Raises the limit of a rank for each rank of the job, because groups and exchanges have a row for each.
+/// Raises the limit of a rank for each rank of the job, because groups and exchanges have a row for
+/// each.
 const KEPT_BYTES_PER_RANK: usize = 1 << 10;
 
 /// Stores the states of all groups in the hub.
@@ -74,7 +75,8 @@ impl Subgroup {
         let own = self.ranks.iter().position(|rank| *rank == from);
         let replies = own.map_or_else(Vec::new, |own| self.state.apply(Rank::at(own), event));
 
-        // Early replies are kept for ranks that open the group later, and a rank that is gone does not.
+        // Early replies are kept for ranks that open the group later, and a rank that is gone does
+        // not.
         if own.is_some_and(|own| !self.state.is_live(Rank::at(own))) {
             self.unopened.remove(&from);
         }
@@ -90,7 +92,8 @@ impl Subgroup {
         self.state.live().map(|rank| self.ranks[rank.index()])
     }
 
-    /// Returns the ranks that know the group and have not acknowledged its end, by their numbers in the first group.
+    /// Returns the ranks that know the group and have not acknowledged its end, by their numbers in
+    /// the first group.
     fn unacknowledged(&self) -> impl Iterator<Item = Rank> {
         let ranks = self.state.unacknowledged().map(|rank| self.ranks[rank.index()]);
         ranks.filter(|rank| !self.unopened.contains(rank))
@@ -149,7 +152,8 @@ impl HubGroups {
         outgoing
     }
 
-    /// Applies an event of a rank to the first group, and ends the part of a lost rank in all groups.
+    /// Applies an event of a rank to the first group, and ends the part of a lost rank in all
+    /// groups.
     fn apply_to_first(&mut self, from: Rank, event: Event) -> Vec<Outgoing> {
         let was_live = self.first.is_live(from);
         let replies = self.first.apply(from, event);
@@ -167,7 +171,8 @@ impl HubGroups {
         outgoing
     }
 
-    /// Returns the event that ends the part of a rank in its subgroups after the first group has ended it.
+    /// Returns the event that ends the part of a rank in its subgroups after the first group has
+    /// ended it.
     fn end_in_subgroup(&self, from: Rank) -> Event {
         match self.first.end_cause() {
             Some(EndCause::Lost { rank, how }) if *rank == from.0 => {
@@ -175,14 +180,16 @@ impl HubGroups {
             }
             // The group of a lost rank ends, so this rank has left.
             None => Event::Request(Request::Leave),
-            // The group has ended before because of something else, and no longer tells how the rank went.
+            // The group has ended before because of something else, and no longer tells how the
+            // rank went.
             Some(_) => Event::Lost { how: "its connection closed".to_owned() },
         }
     }
 
     /// Opens a group for a rank, and returns the replies that were sent to the group before.
     ///
-    /// All members have agreed on the group, so they count as joined before their own requests arrive.
+    /// All members have agreed on the group, so they count as joined before their own requests
+    /// arrive.
     fn open(&mut self, id: SubgroupId, from: Rank, ranks: &[u32]) -> Vec<Outgoing> {
         if let Err(how) = self.check_members(id, from, ranks) {
             return self.apply_to_first(from, Event::Lost { how });
@@ -247,7 +254,8 @@ impl HubGroups {
         outgoing
     }
 
-    /// Checks the members of a group that a rank opens. The error continues a sentence about the rank.
+    /// Checks the members of a group that a rank opens. The error continues a sentence about the
+    /// rank.
     fn check_members(&self, id: SubgroupId, from: Rank, ranks: &[u32]) -> Result<(), String> {
         let different: BTreeSet<_> = ranks.iter().collect();
         let is_known = |rank: &u32| self.first.knows(Rank(*rank));
@@ -354,7 +362,8 @@ impl HubGroups {
         self.state(subgroup).is_some_and(HubState::awaits_acknowledgement)
     }
 
-    /// Returns the ranks that have not acknowledged the end of one of their groups, by their numbers in the first group.
+    /// Returns the ranks that have not acknowledged the end of one of their groups, by their
+    /// numbers in the first group.
     ///
     /// A rank that has not opened a group does not know that it has ended.
     fn unacknowledged(&self) -> impl Iterator<Item = Rank> {
@@ -426,7 +435,8 @@ impl Clients {
     pub(super) fn receive(&self, reply: Addressed<Reply>) -> Option<Addressed<Request>> {
         let Addressed { subgroup, message: reply } = reply;
 
-        // A listener may send, and a send that fails closes all groups, so it must not run under the lock.
+        // A listener may send, and a send that fails closes all groups, so it must not run under
+        // the lock.
         let client = match subgroup {
             None => Arc::clone(&self.first),
             Some(id) => {
