@@ -21,13 +21,16 @@ use peerlane_hal::ErrorKind;
 
 use crate::error::{Error, quoted};
 
-/// The most bytes of a name, and of a part of it between dots (RFC 1035).
+/// The most bytes of a name (RFC 1035).
 const NAME_BYTES_MAX: usize = 253;
+
+/// The most bytes of a part of a name between dots (RFC 1035).
 const LABEL_BYTES_MAX: usize = 63;
+
 /// The most bytes of the name of an interface in Linux (`IFNAMSIZ` without the zero).
 const INTERFACE_BYTES_MAX: usize = 15;
 
-/// A host and a port, as [`HubAddress`](super::environment::HubAddress) contains them as text.
+/// Holds a host and a port, which [`HubAddress`](super::environment::HubAddress) contains as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     host: Host,
@@ -43,26 +46,29 @@ enum Host {
 }
 
 impl Address {
-    /// Parses a host and a port, such as `10.0.0.1:29501`. Errors begin with `source`, which says where `text` is from.
+    /// Parses a host and a port, such as `10.0.0.1:29501`.
+    ///
+    /// Errors begin with `source`, which says where `text` is from.
     pub(crate) fn parse(source: &str, text: &str) -> Result<Self, Error> {
         let expected = |what: &str| invalid(source, text, what);
         if let Some((_, rest)) = text.split_once("://") {
             return Err(expected(&format!("a host and a port without a scheme, such as {rest}")));
         }
 
+        // Without brackets, the last colon is the one in front of the port.
         let host_and_port = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((host, port)) => port.strip_prefix(':').map(|port| (host, port)),
             None => text.rsplit_once(':'),
         };
+
         let (host, port) = match host_and_port {
             Some((host, port)) if !host.is_empty() => (host, port),
-            _ => {
-                return Err(expected("a host and a port, such as 10.0.0.1:29501"));
-            }
+            _ => return Err(expected("a host and a port, such as 10.0.0.1:29501")),
         };
 
         let is_bracketed = text.starts_with('[');
         if !is_bracketed && host.contains(':') {
+            // What may be meant: an address and a port, an address alone, or two ports.
             let is_ip = |text: &str| ip_and_interface(text).0.parse::<Ipv6Addr>().is_ok();
             return Err(expected(&if is_ip(host) {
                 format!(
@@ -74,14 +80,16 @@ impl Address {
                 "one host and one port, such as 10.0.0.1:29501".to_owned()
             }));
         }
+
         let Ok(port) = port.parse() else {
             return Err(expected(&format!("a port from 1 to {} after the host", u16::MAX)));
         };
+
         let host = Host::parse(host, is_bracketed).map_err(|what| expected(&what))?;
         Ok(Self { host, port })
     }
 
-    /// Parses a host, such as the value of `MASTER_ADDR`, to which the variable `MASTER_PORT` adds the port.
+    /// Parses a host, such as the value of `MASTER_ADDR`, and adds a port to it.
     pub(crate) fn parse_host(source: &str, text: &str, port: u16) -> Result<Self, Error> {
         let expected = |what: &str| invalid(source, text, what);
         if let Some((_, rest)) = text.split_once("://") {
@@ -98,10 +106,12 @@ impl Address {
                 _ => (text, None),
             },
         };
+
         if let Some(port) = own_port {
             let what = format!("a host without a port, such as {host}; set MASTER_PORT to {port}");
             return Err(expected(&what));
         }
+
         let host = Host::parse(host, bracketed.is_some()).map_err(|what| expected(&what))?;
         Ok(Self { host, port })
     }
@@ -127,7 +137,7 @@ impl Address {
         matches!(self.host, Host::Ip(ip) if ip.is_unspecified())
     }
 
-    /// Returns the address if the system's resolver is not needed for it.
+    /// Returns the socket address; `None` if only the system's resolver knows it.
     pub(crate) fn literal(&self) -> Option<SocketAddr> {
         match self.host {
             Host::Ip(ip) => Some(SocketAddr::new(ip, self.port)),
@@ -145,7 +155,10 @@ impl Address {
             Host::LinkLocal(ip, interface) => format!("{ip}%{interface}"),
             Host::Name(name) => name.clone(),
         };
+
+        // The resolver also finds the number of an interface.
         let resolved = (host.as_str(), self.port).to_socket_addrs();
+
         match (&self.host, resolved) {
             (Host::LinkLocal(_, interface), Err(error)) => {
                 let text = format!("this host has no network interface {interface} ({error})");
@@ -173,9 +186,10 @@ impl fmt::Display for Address {
 }
 
 impl Host {
-    /// Parses a host without brackets. The error says what was expected.
+    /// Parses a host without its brackets. The error says what was expected.
     fn parse(text: &str, is_bracketed: bool) -> Result<Self, String> {
         let (ip_text, interface) = ip_and_interface(text);
+
         match (ip_text.parse::<IpAddr>(), interface) {
             (Ok(IpAddr::V4(_)), _) if is_bracketed => {
                 Err(format!("an IPv6 address in the brackets, or {text} without them"))
@@ -185,14 +199,17 @@ impl Host {
                 if is_interface(interface) {
                     return Ok(Self::LinkLocal(ip, interface.to_owned()));
                 }
+
                 Err(format!(
                     "the interface of this host after the link-local address, such as {ip}%eth0"
                 ))
             }
+            // The hub of an IPv4 address in IPv6 form listens at the IPv4 address.
             (Ok(ip), None) => Ok(Self::Ip(ip.to_canonical())),
             (Ok(ip), Some(_)) => {
                 Err(format!("{ip}: only link-local addresses have an interface after %"))
             }
+            // A host name has no colons.
             (Err(_), _) if is_bracketed || text.matches(':').count() > 1 => {
                 Err("an IPv6 address, such as ::1".to_owned())
             }
@@ -200,6 +217,7 @@ impl Host {
         }
     }
 
+    /// Parses the name of a host, and refuses short forms of IPv4 addresses.
     fn parse_name(text: &str) -> Result<Self, String> {
         let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
         if let Some(letter) = text.chars().find(|letter| !is_allowed(*letter)) {
@@ -207,6 +225,7 @@ impl Host {
                 "a host name of letters, digits, `-`, `_` and `.`, but it contains {letter:?}"
             ));
         }
+
         if text.len() > NAME_BYTES_MAX {
             return Err(format!(
                 "a host name of at most {NAME_BYTES_MAX} bytes, but it has {}",
@@ -216,12 +235,16 @@ impl Host {
 
         // A dot at the end marks a full name.
         let labels = || text.strip_suffix('.').unwrap_or(text).split('.');
+
         if labels().any(|label| label.is_empty() || label.len() > LABEL_BYTES_MAX) {
             return Err(format!("a host name with 1 to {LABEL_BYTES_MAX} bytes between its dots"));
         }
+
+        // Not all resolvers read text such as `127.1` as the same address.
         if labels().all(is_number) {
             return Err("all four numbers of an IPv4 address, such as 127.0.0.1".to_owned());
         }
+
         Ok(Self::Name(text.to_owned()))
     }
 }
@@ -236,12 +259,14 @@ fn ip_and_interface(text: &str) -> (&str, Option<&str>) {
 
 fn is_interface(text: &str) -> bool {
     let is_forbidden = |letter: char| letter.is_whitespace() || "/:%[]".contains(letter);
+
     (1..=INTERFACE_BYTES_MAX).contains(&text.len()) && !text.contains(is_forbidden)
 }
 
 /// Returns whether the resolver reads the text as a part of an IPv4 address.
 fn is_number(text: &str) -> bool {
     let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+
     match hex {
         Some(hex) => hex.chars().all(|digit| digit.is_ascii_hexdigit()),
         None => text.chars().all(|digit| digit.is_ascii_digit()),

@@ -64,14 +64,15 @@ use crate::error::{Error, quoted, shown};
 /// The port of the hub if no variable names one.
 pub const DEFAULT_PORT: u16 = 29501;
 
-/// The settings with which a process joins its group, such as its rank and the address of the hub.
+/// Holds the settings of a process that joins its group, such as its rank and the address of the
+/// hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
     /// The rank of this process.
     pub rank: Rank,
     /// The number of ranks of the group.
     pub ranks: usize,
-    /// The variable that gives the number of ranks; `None` if the caller gives it.
+    /// The variable that sets the number of ranks; `None` if the caller sets it.
     pub ranks_variable: Option<&'static str>,
     /// The index of this rank among the ranks of its host, counted from 0, if the launcher sets it.
     pub local_rank: Option<u32>,
@@ -88,7 +89,7 @@ pub struct Environment {
     pub hub: HubAddress,
 }
 
-/// The address, as `host:port`, of the hub that all ranks connect to, and which process opens the hub.
+/// Holds the address of the hub as `host:port`, and tells which process opens the hub there.
 ///
 /// The host is a name, an IPv4 address, or an IPv6 address in brackets, with its interface if it is link-local:
 /// `[fe80::1%eth0]:29501`.
@@ -103,7 +104,6 @@ pub enum HubAddress {
 impl Environment {
     /// Creates the settings of a rank whose group uses the running hub `hub`, without a launcher.
     pub fn at_hub(hub: impl ToString, rank: Rank, ranks: usize) -> Self {
-        let hub = HubAddress::External(hub.to_string());
         Self {
             rank,
             ranks,
@@ -113,7 +113,7 @@ impl Environment {
             job: None,
             secret: None,
             allow_unauthenticated: false,
-            hub,
+            hub: HubAddress::External(hub.to_string()),
         }
     }
 
@@ -134,6 +134,8 @@ impl Environment {
     /// As [`from_env`](Self::from_env).
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Error> {
         let variables = Variables(&lookup);
+
+        // The first complete row wins, and the rows above it must not contradict it.
         let mut partial = Vec::new();
         for (row, launcher) in LAUNCHERS.iter().enumerate() {
             let complete = match variables.read(launcher)? {
@@ -148,6 +150,7 @@ impl Environment {
             for part in &partial {
                 part.check_consistent(&complete)?;
             }
+
             let launchers = variables.launchers_of(&complete, &LAUNCHERS[row..]);
             return Ok(Some(variables.environment(&complete, &launchers)?));
         }
@@ -159,15 +162,19 @@ impl Environment {
         partial.first().map_or(Ok(None), |part| Err(part.error()))
     }
 
+    /// Checks that only processes of the job can reach the hub, or that the job has a secret.
     pub(super) fn check_authentication(&self) -> Result<(), Error> {
         let (variable, address) = match &self.hub {
             HubAddress::RankZero(address) => ("MASTER_ADDR", address),
             HubAddress::External(address) => ("PEERLANE_HUB", address),
         };
+
+        // A malformed address is an error even if there is a secret.
         let is_loopback = Address::parse(HUB_ADDRESS, address)?.is_loopback();
         if self.secret.is_some() || self.allow_unauthenticated || is_loopback {
             return Ok(());
         }
+
         Err(invalid(format!(
             "the hub's address {address} ({variable}) can be reached from other hosts, but there is no secret; \
              {NO_SECRET_HELP}"
@@ -175,15 +182,16 @@ impl Environment {
     }
 }
 
+/// The last part of errors about an address that other hosts can reach.
 pub(super) const NO_SECRET_HELP: &str = "set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks \
     (`openssl rand -hex 32` creates one), or set PEERLANE_ALLOW_UNAUTHENTICATED=1 if only this job can reach the network";
 
-/// The name of an address of the hub in errors, where it is not known which variable or argument it is from.
+/// The name of the hub's address in errors that do not know where the address is from.
 pub(super) const HUB_ADDRESS: &str = "the address of the hub";
 
 const JOB_BYTES_MAX: usize = 256;
 
-/// The names of the variables of one launcher.
+/// Lists the names of the variables of one launcher.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
@@ -202,7 +210,7 @@ struct Launcher {
     jobs: &'static [&'static [&'static str]],
 }
 
-/// What the launchers leave out.
+/// The fields that a launcher does not set.
 const NO_VARIABLES: Launcher = Launcher {
     name: "",
     rank: "",
@@ -298,14 +306,14 @@ static LAUNCHERS: [Launcher; 9] = [
 /// The variables with the number of tasks of a Slurm job, which processes that `srun` has not started have too.
 const SLURM_JOB_TASKS: [&str; 2] = ["SLURM_NTASKS", "SLURM_NPROCS"];
 
-/// What the variables of one launcher say about this process.
+/// Tells what the variables of one launcher say about this process.
 enum Reading {
     Nothing,
     Partial(PartialSet),
     Complete(CompleteSet),
 }
 
-/// The rank of this process and the number of ranks, as one launcher gives them.
+/// Holds the rank of this process and the number of ranks, as one launcher sets them.
 struct CompleteSet {
     rank_name: &'static str,
     rank: u32,
@@ -313,7 +321,8 @@ struct CompleteSet {
     ranks: u32,
 }
 
-/// A variable that shows that this process is one of several, without a rank or the number of ranks.
+/// Holds a variable that shows that this process is one of several, without a rank or a number of
+/// ranks.
 struct PartialSet {
     launcher: &'static Launcher,
     name: &'static str,
@@ -327,6 +336,7 @@ impl PartialSet {
         self.rank.is_some() || self.ranks.is_some()
     }
 
+    /// Returns the error for a process whose rank or number of ranks is not set.
     fn error(&self) -> Error {
         let Launcher { name: launcher, rank, ranks, .. } = self.launcher;
         let missing = match (self.rank, ranks) {
@@ -335,6 +345,7 @@ impl PartialSet {
             (Some(_), Some(ranks)) => format!("{ranks} is not"),
             (_, None) => format!("{launcher} sets no variable with the number of ranks"),
         };
+
         let Self { name, value, .. } = self;
         invalid(format!(
             "{name}={} is set, but {missing}; set RANK and WORLD_SIZE on every rank (RANK=0 and WORLD_SIZE=1 run one \
@@ -343,12 +354,15 @@ impl PartialSet {
         ))
     }
 
-    /// Checks that the rank and the number of ranks are those of a launcher with less precedence.
+    /// Checks that a launcher with less precedence has the same rank and number of ranks.
     fn check_consistent(&self, complete: &CompleteSet) -> Result<(), Error> {
         let Self { launcher, name, value, .. } = self;
         let is_other = |own: Option<u32>, other: u32| own.is_some_and(|own| own != other);
+
+        // A host has no more ranks than the group, so a larger local rank is from another launch.
         let is_beyond = launcher.local_rank.contains(name)
             && value.parse::<u32>().is_ok_and(|local_rank| local_rank >= complete.ranks);
+
         // A number of 1 without a rank may come from a profile.
         let ranks = self.ranks.filter(|&ranks| ranks > 1);
         if !is_other(self.rank, complete.rank) && !is_other(ranks, complete.ranks) && !is_beyond {
@@ -364,15 +378,16 @@ impl PartialSet {
     }
 }
 
+/// Reads environment variables through a lookup function.
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
     /// Reads what one launcher says about this process.
     fn read(&self, launcher: &'static Launcher) -> Result<Reading, Error> {
         let rank_name = launcher.rank;
-        let rank = self.number(rank_name)?;
+        let rank = self.read_number(rank_name)?;
         let ranks = match launcher.ranks {
-            Some(name) => self.number(name)?.map(|ranks| (name, ranks)),
+            Some(name) => self.read_number(name)?.map(|ranks| (name, ranks)),
             None => None,
         };
 
@@ -395,13 +410,15 @@ impl Variables<'_> {
         })
     }
 
-    /// Returns the first variable of a launcher that only one of several processes has, and its value.
+    /// Returns the first variable of a launcher that a single process does not have, and its value.
     fn sign(&self, launcher: &Launcher) -> Option<(&'static str, String)> {
         let Launcher { rank, ranks, local_rank, local_ranks, signs, alone, .. } = launcher;
         let numbers = [*rank].into_iter().chain(*ranks);
         let others = [local_rank, local_ranks, signs].into_iter().copied().flatten().copied();
+
         for name in numbers.chain(others) {
             let Some(value) = self.text(name) else { continue };
+            // Some login scripts set a number of ranks of 1.
             let is_one_rank = *ranks == Some(name) && value == "1";
             if !is_one_rank && !alone.contains(&(name, value.as_str())) {
                 return Some((name, value));
@@ -410,28 +427,32 @@ impl Variables<'_> {
         None
     }
 
-    /// Returns the launchers of `rows` that give the rank and the number of ranks of `complete`.
+    /// Returns the launchers of `rows` that set the rank and the number of ranks of `complete`.
     fn launchers_of(
         &self,
         complete: &CompleteSet,
         rows: &'static [Launcher],
     ) -> Vec<&'static Launcher> {
-        let is_same = |launcher: &&Launcher| {
-            let is = |name, wanted| matches!(self.number(name), Ok(Some(found)) if found == wanted);
-            let has_ranks = |name| is(name, complete.ranks);
-            is(launcher.rank, complete.rank) && launcher.ranks.is_some_and(has_ranks)
-        };
-        rows.iter().filter(is_same).collect()
+        let is =
+            |name, wanted| matches!(self.read_number(name), Ok(Some(found)) if found == wanted);
+
+        rows.iter()
+            .filter(|launcher| is(launcher.rank, complete.rank))
+            .filter(|launcher| launcher.ranks.is_some_and(|name| is(name, complete.ranks)))
+            .collect()
     }
 
-    /// Refuses a process in a Slurm job of several tasks that `srun` has not started, such as a batch script.
+    /// Refuses a process that `srun` has not started in a Slurm job of several tasks.
+    ///
+    /// Such a process is a batch script, for example.
     fn check_batch_script(&self) -> Result<(), Error> {
         // In the shell of `salloc`, in which no program is a rank, this variable is not set.
         if self.text("SLURM_PROCID").is_none() {
             return Ok(());
         }
+
         for name in SLURM_JOB_TASKS {
-            if let Some(ranks @ 2..) = self.number(name)? {
+            if let Some(ranks @ 2..) = self.read_number(name)? {
                 return Err(invalid(format!(
                     "{name} is {ranks}, but `srun` did not start this process, because SLURM_STEP_NUM_TASKS is not set; start \
                      the program with `srun`, or set RANK=0 and WORLD_SIZE=1 to run one rank"
@@ -441,15 +462,18 @@ impl Variables<'_> {
         Ok(())
     }
 
+    /// Reads all settings, after the rank and the number of ranks are known from `launchers`.
     fn environment(
         &self,
         complete: &CompleteSet,
         launchers: &[&'static Launcher],
     ) -> Result<Environment, Error> {
         let &CompleteSet { rank, ranks, ranks_name, .. } = complete;
-        let names = |of: fn(&Launcher) -> &'static [&'static str]| {
-            launchers.iter().flat_map(move |launcher| of(launcher)).copied()
+
+        let names = |field: fn(&Launcher) -> &'static [&'static str]| {
+            launchers.iter().flat_map(move |launcher| field(launcher)).copied()
         };
+
         let local_rank = self.first_number(names(|launcher| launcher.local_rank))?;
         let local_ranks = self.first_number(names(|launcher| launcher.local_ranks))?;
         if let (Some((rank_name, rank)), Some((name, ranks))) = (local_rank, local_ranks) {
@@ -464,13 +488,15 @@ impl Variables<'_> {
         let secret = self.secret()?;
         let allow_unauthenticated = self.allow_unauthenticated()?;
         let is_open = secret.is_some() || allow_unauthenticated;
+
         Ok(Environment {
             rank: Rank(rank),
             ranks: ranks as usize,
             ranks_variable: Some(ranks_name),
             local_rank: local_rank.map(|(_, rank)| rank),
             local_ranks,
-            // Not of the other launchers: on some ranks only, they could have the same rank.
+            // The other launchers are left out, because they may agree on some ranks of the job
+            // only.
             job: self.job(launchers[0])?,
             secret,
             allow_unauthenticated,
@@ -503,6 +529,7 @@ impl Variables<'_> {
         }
     }
 
+    /// Returns the id of the job from `PEERLANE_JOB_ID` or from the variables of a launcher.
     fn job(&self, launcher: &Launcher) -> Result<Option<String>, Error> {
         if let Some(job) = self.text("PEERLANE_JOB_ID") {
             if job.len() > JOB_BYTES_MAX {
@@ -513,18 +540,22 @@ impl Variables<'_> {
             }
             return Ok(Some(job));
         }
-        let read = |names: &&[&str]| {
+
+        // A list counts only if all of its variables are set.
+        let job = launcher.jobs.iter().find_map(|names| {
             let values: Option<Vec<String>> = names.iter().map(|name| self.text(name)).collect();
-            values.map(|values| values.join("."))
-        };
-        let job = launcher.jobs.iter().find_map(read);
-        // torchrun sets this for every job without an id of its own.
+            Some(values?.join("."))
+        });
+
+        // torchrun sets `none` for every job without an id of its own. An id of the launcher that
+        // is too long is no fault of the user, so it is left out.
         Ok(job.filter(|job| job != "none" && job.len() <= JOB_BYTES_MAX))
     }
 
-    /// The hub is on the loopback interface if other hosts may not and need not reach it.
+    /// Returns the address of the hub, and which process opens it.
     ///
-    /// torchrun sets `MASTER_ADDR` to the host's name also if all ranks are on that host.
+    /// It is a loopback address if other hosts may not and need not reach the hub: torchrun sets
+    /// `MASTER_ADDR` to the name of the host even if all ranks are on that host.
     fn hub(
         &self,
         launchers: &[&Launcher],
@@ -533,12 +564,14 @@ impl Variables<'_> {
     ) -> Result<HubAddress, Error> {
         if let Some(address) = self.text("PEERLANE_HUB") {
             let parsed = Address::parse("PEERLANE_HUB", &address)?;
+            // No external hub listens at port 0.
             if parsed.port() == 0 {
                 return Err(invalid(format!(
                     "PEERLANE_HUB is {address:?}, expected a port from 1 to {} after the host",
                     u16::MAX
                 )));
             }
+
             return Ok(HubAddress::External(parsed.to_string()));
         }
 
@@ -548,6 +581,7 @@ impl Variables<'_> {
             None if one_host => None,
             None => self.first_host(launchers, port)?,
         };
+
         match address {
             Some(address) if is_open || !one_host || address.is_loopback() => {
                 Ok(HubAddress::RankZero(address.to_string()))
@@ -560,24 +594,29 @@ impl Variables<'_> {
         }
     }
 
-    /// Returns the address of the first host in the list of a launcher.
+    /// Returns the address of the hub at the first host in the list of a launcher, where rank 0 is.
     fn first_host(&self, launchers: &[&Launcher], port: u16) -> Result<Option<Address>, Error> {
         for name in launchers.iter().filter_map(|launcher| launcher.host_list) {
             if let Some(list) = self.text(name) {
                 return Address::parse_host(name, &first_host(&list), port).map(Some);
             }
         }
+
         Ok(None)
     }
 
+    /// Returns the port at which rank 0 opens the hub.
     fn hub_port(&self) -> Result<u16, Error> {
         if let Some(port) = self.port("PEERLANE_PORT")? {
             return Ok(port);
         }
         let Some(port) = self.port("MASTER_PORT")? else { return Ok(DEFAULT_PORT) };
+
+        // A store of torchrun itself listens at `MASTER_PORT`, so the hub takes the port after it.
         if self.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True") {
             return Ok(port);
         }
+
         port.checked_add(1).ok_or_else(|| {
             invalid(format!(
                 "MASTER_PORT is {port}, which torchrun uses itself, and no port follows it; set \
@@ -588,6 +627,8 @@ impl Variables<'_> {
 
     fn port(&self, name: &str) -> Result<Option<u16>, Error> {
         let Some(text) = self.text(name) else { return Ok(None) };
+
+        // The other ranks could not know a port that the system chooses for port 0.
         match text.parse() {
             Ok(port @ 1..) => Ok(Some(port)),
             _ => Err(invalid(format!(
@@ -598,8 +639,10 @@ impl Variables<'_> {
         }
     }
 
-    fn number(&self, name: &str) -> Result<Option<u32>, Error> {
+    /// Returns the number in a variable; `None` if the variable is not set.
+    fn read_number(&self, name: &str) -> Result<Option<u32>, Error> {
         let Some(text) = self.text(name) else { return Ok(None) };
+
         match text.parse() {
             Ok(number) => Ok(Some(number)),
             Err(_) => Err(invalid(format!(
@@ -616,13 +659,15 @@ impl Variables<'_> {
         names: impl IntoIterator<Item = &'static str>,
     ) -> Result<Option<(&'static str, u32)>, Error> {
         for name in names {
-            if let Some(number) = self.number(name)? {
+            if let Some(number) = self.read_number(name)? {
                 return Ok(Some((name, number)));
             }
         }
+
         Ok(None)
     }
 
+    /// Returns the value of a variable without white space at its ends; `None` if nothing is left.
     fn text(&self, name: &str) -> Option<String> {
         (self.0)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
@@ -630,23 +675,29 @@ impl Variables<'_> {
 
 /// Returns the first host of a list such as `node[03-05,7],login`, which is `node03`.
 fn first_host(list: &str) -> String {
-    let (mut host, mut rest) = (String::new(), list);
+    let mut host = String::new();
+    let mut rest = list;
     while let Some(end) = rest.find(['[', ',']) {
         host.push_str(&rest[..end]);
         if rest[end..].starts_with(',') {
             return host;
         }
+
+        // Without a closing bracket, the range extends to the end of the text.
         let (numbers, after) = rest[end + 1..].split_once(']').unwrap_or((&rest[end + 1..], ""));
         host.extend(numbers.split(['-', ',']).next());
         rest = after;
     }
+
     host + rest
 }
 
+/// Checks that the number in a variable is below the number in another one.
 fn check_below(name: &str, number: u32, bound_name: &str, bound: u32) -> Result<(), Error> {
     if number < bound {
         return Ok(());
     }
+
     Err(invalid(format!(
         "{name} is {number}, expected a number below {bound}, the value of {bound_name} (ranks \
          count from 0)"

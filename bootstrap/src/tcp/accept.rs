@@ -1,4 +1,4 @@
-//! Accepts the connections to a hub, and ends a start for which the process of the hub has reached a limit.
+//! Accepts the connections to a hub, and ends the start of a group if the hub lacks resources.
 
 use std::io;
 use std::mem;
@@ -20,42 +20,51 @@ use super::serve::serve;
 use super::wire::Stream;
 use crate::error::Error;
 
-/// If the start fails, the hub waits this long for ranks that have not connected, in order to tell them.
+/// How long the hub of a failed start waits for ranks that have not connected, in order to tell
+/// them.
 const STRAGGLERS_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Hub {
-    /// Ends the start of the group because `rank` cannot join it, such as one whose process has ended. All ranks get an error
-    /// that names the rank, and `how`.
+    /// Ends the start of the group because `rank` cannot join it, for example if its process has
+    /// ended.
     ///
-    /// It does nothing if all ranks have joined, because the hub then notices the loss of a rank by its connection.
+    /// All ranks get an error that names the rank, and `how`. The call does nothing if all ranks
+    /// have joined, because the hub then notices the loss of a rank by its connection.
     pub fn fail_start(&self, rank: Rank, how: impl Into<String>) {
         if rank.index() < self.shared.ranks {
             self.shared.fail_start(EndCause::Lost { rank: rank.0, how: how.into() });
         }
     }
 
-    /// Notes the rank that runs the hub, for the case that the hub fails before that rank joins.
+    /// Sets the rank that runs the hub, which errors name if the hub fails before that rank joins.
     pub(super) fn set_run_by(&self, rank: Rank) {
         self.shared.state.lock().run_by = Some(rank);
     }
 
-    /// Tells the other ranks why the start has failed on `rank`, which runs this hub. Returns the error of `rank`.
+    /// Tells the other ranks why the start has failed on `rank`, which runs this hub.
     ///
-    /// Ranks that connect a moment later are told too. They would otherwise look for the hub until their deadline.
+    /// Ranks that connect a moment later are told too. They would otherwise look for the hub until
+    /// their deadline. Returns the failure of the hub if there is one, because it is the reason for
+    /// `error`.
     pub(super) fn end_start(&self, rank: Rank, error: Error) -> Error {
         let failure = self.shared.state.lock().failure.clone();
         let error = failure.map_or(error, Error::from);
+
         if error.kind() == ErrorKind::OutOfMemory {
             self.fail_start(rank, error.to_string());
         }
 
+        // These errors can come before the other ranks have connected. After a timeout, the missing
+        // ranks have had their time.
         let kinds = [ErrorKind::OutOfMemory, ErrorKind::Aborted, ErrorKind::PeerLost];
         if kinds.contains(&error.kind()) {
-            self.shared.state.wait(Deadline::after(STRAGGLERS_TIMEOUT), |state| {
+            let all_told = |state: &mut State| {
                 let mut missing = state.hub.first().missing();
                 missing.all(|other| other == rank || state.told.contains(&other)).then_some(())
-            });
+            };
+            self.shared.state.wait(Deadline::after(STRAGGLERS_TIMEOUT), all_told);
         }
+
         error
     }
 }
@@ -67,15 +76,18 @@ pub(super) fn accept(
     shared: &Arc<Shared>,
 ) {
     loop {
-        // Without a descriptor `accept` fails at once, also if no process connects.
+        // Without a free descriptor, `accept` fails at once even if no process connects.
         let mut polled = [PollFd::new(&**listener, PollFlags::IN)];
         if poll(&mut polled, None).is_err() {
             thread::sleep(ACCEPT_PAUSE);
         }
+
+        // The shutdown of the socket that ends the wait comes after `closing` is set.
         let accepted = listener.accept();
         if shared.state.lock().closing {
             return;
         }
+
         let error = match accepted {
             Ok((stream, origin)) => {
                 shared.take(Stream::new(Uninherited::new(stream)), canonical(origin));
@@ -85,6 +97,9 @@ pub(super) fn accept(
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) => SystemError::of_io("cannot accept the connection of a rank", &error),
         };
+
+        // Connections in the handshake soon release their descriptors, so a later attempt can
+        // succeed.
         if !error.is_exhausted() || shared.awaits_handshake() {
             thread::sleep(ACCEPT_PAUSE);
             continue;
@@ -97,25 +112,31 @@ pub(super) fn accept(
             }
             Err(_) => thread::sleep(ACCEPT_PAUSE),
         }
+
         spare.take_back();
     }
 }
 
-/// Returns the address of a connection with the IPv4 address that an IPv6 socket has mapped.
+/// Returns an address with the IPv4 address in place of its IPv6 form.
 pub(super) fn canonical(origin: SocketAddr) -> SocketAddr {
     SocketAddr::new(origin.ip().to_canonical(), origin.port())
 }
 
 impl Shared {
-    /// Serves a connection on a thread of its own, and returns true. If there is no thread, it returns false, and tells the rank
-    /// so, or closes the connection if others hold threads in the handshake. The rank then connects again.
+    /// Serves a connection on a thread of its own, and returns whether the thread could be started.
+    ///
+    /// Without the thread, the rank is told so. If other connections hold threads in the handshake,
+    /// the connection is closed instead, and the rank connects again.
     pub(super) fn take(self: &Arc<Self>, stream: Stream, origin: SocketAddr) -> bool {
         let number = self.begin(&stream);
-        let (server, served) = (Arc::clone(self), Arc::clone(&stream));
+        let server = Arc::clone(self);
+        let served = Arc::clone(&stream);
+
         let thread = limits::spawn("peerlane-hub-read", move || {
             serve(&server, served, origin, number, None)
         });
         let Err(error) = thread else { return true };
+
         self.forget(number);
         if self.awaits_handshake() {
             drop(stream);
@@ -123,19 +144,20 @@ impl Shared {
         } else {
             self.refuse(stream, origin, &error);
         }
+
         false
     }
 
-    /// Tells a rank why it cannot join.
+    /// Tells a rank on this thread why it cannot join.
     fn refuse(self: &Arc<Self>, stream: Stream, origin: SocketAddr, error: &SystemError) {
         let number = self.begin(&stream);
         serve(self, stream, origin, number, Some(error));
     }
 
-    /// Returns whether connections in the handshake hold descriptors and threads, and closes the oldest if it has not changed
-    /// since the last call.
+    /// Returns whether connections in the handshake hold descriptors and threads.
     ///
-    /// A rank needs little time for its handshake. Other processes must not keep ranks from joining.
+    /// It closes the oldest of them if that was the oldest at the last call too. A rank needs
+    /// little time for its handshake. Other processes must not keep ranks from joining.
     fn awaits_handshake(&self) -> bool {
         let mut state = self.state.lock();
         let current = state.pending.keys().next().copied();
@@ -143,12 +165,14 @@ impl Shared {
         if before == current {
             state.shed_oldest();
         }
+
         !state.pending.is_empty() || !state.shed.is_empty()
     }
 
-    /// Ends a start because this hub has no resources for one of its ranks, which has proved that it belongs to the job.
+    /// Ends a start because this hub lacks resources for a rank that belongs to the job.
     pub(super) fn fail(self: &Arc<Self>, error: &SystemError) {
         self.state.lock().failure.get_or_insert_with(|| error.clone());
+
         let how = format!("its hub failed: {error}");
         self.fail_start(match self.run_by() {
             Some(rank) => EndCause::Lost { rank: rank.0, how },
@@ -163,14 +187,15 @@ impl Shared {
         drop(outboxes);
     }
 
-    /// Notes that a rank was told why it cannot join.
+    /// Records that a rank was told why it cannot join.
     pub(super) fn tell(&self, rank: Rank) {
+        // The hello of a rank can contain any number.
         if rank.index() < self.ranks {
             self.state.change(|state| state.told.insert(rank));
         }
     }
 
-    /// Returns the rank that runs this hub, as far as it is known.
+    /// Returns the rank that runs this hub, if it is known.
     pub(super) fn run_by(&self) -> Option<Rank> {
         let state = self.state.lock();
         state.hub.first().runs_hub().or(state.run_by)

@@ -1,4 +1,4 @@
-//! Connects to the address of a hub until a deadline.
+//! Connects to the address of a hub before a deadline.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use super::super::forks::Uninherited;
 use super::wire::Stream;
 
-/// Connects to the first address that accepts.
+/// Connects to the first address that accepts; otherwise returns the error of the last one.
 pub(super) fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Result<Stream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address");
     for address in addresses {
@@ -24,10 +24,14 @@ pub(super) fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Resul
             Err(error) => last = error,
         }
     }
+
     Err(last)
 }
 
-/// Connects to an address. Unlike that of the standard library, the socket is closed in forked children from the beginning.
+/// Connects to an address before the deadline.
+///
+/// The standard library would create the socket and connect it in one call. Here the socket is
+/// closed in forked children from the beginning.
 fn connect_to(address: SocketAddr, deadline: Deadline) -> io::Result<Stream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -37,11 +41,13 @@ fn connect_to(address: SocketAddr, deadline: Deadline) -> io::Result<Stream> {
     match rustix::net::connect(&**stream, &address) {
         Ok(()) => {}
         Err(Errno::INPROGRESS) => {
+            // The socket can be written once it is connected or has failed.
             let writable = deadline.retry_interrupted(|left| {
                 let limit = Timespec::try_from(left).ok();
                 let mut connected = [PollFd::new(&**stream, PollFlags::OUT)];
                 Ok(poll(&mut connected, limit.as_ref())?)
             })?;
+
             if writable == 0 {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -51,6 +57,7 @@ fn connect_to(address: SocketAddr, deadline: Deadline) -> io::Result<Stream> {
         }
         Err(error) => return Err(error.into()),
     }
+
     stream.set_nonblocking(false)?;
     Ok(stream)
 }

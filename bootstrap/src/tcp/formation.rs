@@ -12,12 +12,17 @@ use peerlane_hal::{Deadline, Rank};
 
 use super::handshake::{GroupId, Hello, Refusal};
 
+/// Collects the ranks of a smaller group until it is formed.
 pub(super) struct Formation {
+    /// The group that shrinks.
     group: GroupId,
+    /// The number of ranks of the group that shrinks.
     ranks: usize,
+    /// The ranks that may take part, and where they listen.
     remaining: Vec<(Rank, SocketAddr)>,
     /// The number of the connection of each rank that has arrived.
     arrived: BTreeMap<Rank, u64>,
+    /// The ranks of the formed group in order, by their earlier numbers, and their connections.
     members: Option<Vec<(Rank, u64)>>,
 }
 
@@ -30,6 +35,8 @@ impl Formation {
         self.ranks
     }
 
+    /// Counts a rank as arrived, or returns why it cannot take part.
+    ///
     /// A later connection of a rank replaces an earlier one, which the rank has given up.
     pub(super) fn arrive(&mut self, hello: &Hello, number: u64) -> Result<(), Refusal> {
         let rank = Rank(hello.rank);
@@ -40,6 +47,7 @@ impl Formation {
         {
             return Err(Refusal::ShrunkWithout { rank: rank.0 });
         }
+
         self.arrived.insert(rank, number);
         Ok(())
     }
@@ -49,14 +57,17 @@ impl Formation {
         remaining.filter(|(rank, _)| !self.arrived.contains_key(rank))
     }
 
+    /// Forms the group of the ranks that have arrived, in the order of their numbers.
     pub(super) fn form(&mut self) {
         self.members = Some(std::mem::take(&mut self.arrived).into_iter().collect());
     }
 
+    /// Returns the number of ranks of the formed group; `None` before it is formed.
     pub(super) fn formed_ranks(&self) -> Option<usize> {
         self.members.as_ref().map(Vec::len)
     }
 
+    /// Returns the new number of a rank that takes part with this connection.
     pub(super) fn member(&self, rank: u32, number: u64) -> Result<Rank, Refusal> {
         let members = self.members.as_deref().unwrap_or_default();
         let index = members.iter().position(|member| *member == (Rank(rank), number));
@@ -64,6 +75,7 @@ impl Formation {
     }
 }
 
+/// Finds out which ranks are gone, over connections to their listeners.
 #[derive(Default)]
 pub(super) struct Probes {
     connections: BTreeMap<Rank, TcpStream>,
@@ -71,25 +83,32 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// A rank counts as gone if no process listens at its address any more, because its process has ended, or if its host has not
-    /// answered for an eighth of the time until the deadline.
+    /// Returns whether a rank is gone.
+    ///
+    /// It is if no process listens at its address any more, because its process has ended, or if
+    /// its host has not answered for an eighth of the time until the deadline.
     pub(super) fn is_gone(
         &mut self,
         (rank, address): (Rank, SocketAddr),
         deadline: Deadline,
     ) -> bool {
         use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, TimedOut};
+
         if self.hosts_down.contains(&address.ip()) {
             return true;
         }
+        // An open connection shows that the process still runs.
         if self.connections.get(&rank).is_some_and(is_open) {
             return false;
         }
 
         // The process has ended, or the rank had too many connections and closed this one.
         self.connections.remove(&rank);
+
+        // A timeout of zero would be an error.
         let timeout = (deadline.remaining() / 8).max(Duration::from_millis(1));
         let connected = TcpStream::connect_timeout(&address, timeout);
+
         match connected.and_then(|stream| stream.set_nonblocking(true).map(|()| stream)) {
             // TCP can connect a port of this host to itself if no process listens at it.
             Ok(stream) if stream.local_addr().is_ok_and(|own| own == address) => true,
@@ -114,14 +133,18 @@ impl Probes {
     }
 }
 
+/// Returns whether the other end of a connection has not closed it.
 fn is_open(connection: &TcpStream) -> bool {
     use io::ErrorKind::{Interrupted, WouldBlock};
+
+    // The connection does not block, so an open one without data has an error too.
     match connection.peek(&mut [0]) {
         Ok(bytes) => bytes > 0,
         Err(error) => matches!(error.kind(), WouldBlock | Interrupted),
     }
 }
 
+/// Returns the ranks that have not arrived; `None` if no group awaits its ranks.
 pub(super) fn absent(formation: Option<&Formation>) -> Option<Vec<(Rank, SocketAddr)>> {
     let formation = formation.filter(|formation| formation.members.is_none())?;
     Some(formation.absent().collect())

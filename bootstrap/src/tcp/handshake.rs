@@ -24,18 +24,22 @@ use super::super::message::{Blob, RankList};
 use super::super::process::ProcessId;
 use super::super::secret::Secret;
 
+/// The version of the protocol, which changes with every change of a message.
 pub(super) const VERSION: u32 = 8;
 
+/// The most bytes of a frame in the handshake, without the length.
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
 
 const MAGIC: [u8; 8] = *b"PEERLANE";
 const PREAMBLE_BYTES: usize = 12;
 
-/// The random number is new for each connection, so that a recorded proof is not accepted again.
+/// A random number that is new for each connection, so that a recorded proof is not accepted again.
 pub(super) type Nonce = [u8; 32];
 
+/// A random number that identifies a group.
 pub(super) type GroupId = [u8; 32];
 
+/// Describes a rank that asks to join.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) nonce: Nonce,
@@ -44,17 +48,21 @@ pub(super) struct Hello {
     pub(super) host: String,
     pub(super) job: Option<String>,
     pub(super) runs_hub: bool,
+    /// The address at which other ranks connect if the group shrinks.
     pub(super) address: Option<SocketAddr>,
     pub(super) process: Option<ProcessId>,
+    /// The group that shrinks, if the rank joins a smaller group.
     pub(super) shrinks: Option<GroupId>,
 }
 
+/// Tells a rank whether it has joined.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum HelloReply {
     Welcome { group: GroupId, rank: u32, ranks: u32, process: Option<ProcessId> },
     Refused(Refusal),
 }
 
+/// Tells a rank why it cannot join.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Refusal {
     /// The rank's request is malformed or does not prove that the rank knows the secret.
@@ -105,19 +113,13 @@ impl fmt::Display for Refusal {
             Self::Unproven => {
                 f.write_str("the rank sent no hello that proves that it knows the secret")
             }
-            Self::Job { job, hub_job } => {
-                let name = |job: &Option<String>| match job {
-                    Some(job) => format!("job {job:?}"),
-                    None => "no job".to_owned(),
-                };
-                write!(
-                    f,
-                    "this process belongs to {}, the hub to {}; set MASTER_PORT or PEERLANE_PORT to a different port for \
-                     every job, or PEERLANE_JOB_ID to the same id on all ranks",
-                    name(job),
-                    name(hub_job)
-                )
-            }
+            Self::Job { job, hub_job } => write!(
+                f,
+                "this process belongs to {}, the hub to {}; set MASTER_PORT or PEERLANE_PORT to a different port for \
+                 every job, or PEERLANE_JOB_ID to the same id on all ranks",
+                job_name(job.as_deref()),
+                job_name(hub_job.as_deref())
+            ),
             Self::Ranks { rank, ranks, hub_ranks } => write!(
                 f,
                 "rank {rank} expects {ranks} ranks, the hub expects {hub_ranks}; set the same \
@@ -135,6 +137,7 @@ impl fmt::Display for Refusal {
                      set a different RANK in every process, and a different port for every job"
                 )
             }
+            // The text of the cause contains the rank that is to blame.
             Self::Ended { cause, .. } => write!(f, "the group has already ended: {cause}"),
             Self::Exhausted { how, runs_hub } => match runs_hub {
                 Some(rank) => write!(f, "rank {rank} runs the hub, which failed: {how}"),
@@ -154,19 +157,31 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Each proof names its sender, so that a proof of the rank cannot be returned as a proof of the hub, or the reverse.
+fn job_name(job: Option<&str>) -> String {
+    match job {
+        Some(job) => format!("job {job:?}"),
+        None => "no job".to_owned(),
+    }
+}
+
+/// Identifies the sender of a proof.
+///
+/// It is a part of the proof, so that a proof of the rank cannot be returned as a proof of the hub,
+/// or the reverse.
 #[derive(Clone, Copy)]
 pub(super) enum Side {
     Rank,
     Hub,
 }
 
+/// Carries an encoded message and the proof that its sender knows the secret.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Sealed {
     proof: Option<[u8; 32]>,
     pub(super) message: Blob,
 }
 
+/// Tells why a sealed message is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpenError {
     NoProof,
@@ -177,6 +192,7 @@ pub(super) enum OpenError {
 }
 
 impl Sealed {
+    /// Encodes a message, and proves it and the `earlier` messages if there is a secret.
     pub(super) fn new(
         secret: Option<&Secret>,
         side: Side,
@@ -185,10 +201,11 @@ impl Sealed {
     ) -> Self {
         let message = postcard::to_stdvec(message).expect("messages consist of plain data");
         let proof = secret.map(|secret| secret.mac(&parts(side, earlier, &message)).finalize());
+
         Self { proof, message: Blob(message) }
     }
 
-    /// Verifies the proof in constant time, and only then decodes the message.
+    /// Verifies the proof in constant time, and then decodes the message.
     pub(super) fn open<T: DeserializeOwned>(
         &self,
         secret: Option<&Secret>,
@@ -206,6 +223,7 @@ impl Sealed {
                 }
             }
         }
+
         match postcard::take_from_bytes(&self.message.0) {
             Ok((message, [])) => Ok(message),
             _ => Err(OpenError::Malformed),
@@ -213,11 +231,13 @@ impl Sealed {
     }
 }
 
+/// Returns what a proof covers.
 fn parts<'a>(side: Side, earlier: &[&'a [u8]], message: &'a [u8]) -> Vec<&'a [u8]> {
     let label: &[u8] = match side {
         Side::Rank => b"peerlane: rank to hub",
         Side::Hub => b"peerlane: hub to rank",
     };
+
     [&[label], earlier, &[message]].concat()
 }
 
@@ -225,9 +245,11 @@ pub(super) fn preamble() -> [u8; PREAMBLE_BYTES] {
     let mut bytes = [0; PREAMBLE_BYTES];
     bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
     bytes[MAGIC.len()..].copy_from_slice(&VERSION.to_le_bytes());
+
     bytes
 }
 
+/// Tells why the other end is not a rank or hub of this version.
 #[derive(Debug)]
 pub(super) enum PreambleError {
     Io(io::Error),
@@ -235,6 +257,7 @@ pub(super) enum PreambleError {
     Version(u32),
 }
 
+/// Reads the preamble of the other end, and checks that it has the same protocol and version.
 pub(super) fn read_preamble(stream: &mut impl Read) -> Result<(), PreambleError> {
     let mut bytes = [0; PREAMBLE_BYTES];
     let mut filled = 0;
@@ -245,12 +268,17 @@ pub(super) fn read_preamble(stream: &mut impl Read) -> Result<(), PreambleError>
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(PreambleError::Io(error)),
         }
+
+        // The first wrong byte ends the read, because another protocol may wait for an answer
+        // before it sends twelve bytes.
         let magic = &bytes[..filled.min(MAGIC.len())];
         if !MAGIC.starts_with(magic) {
             return Err(PreambleError::Foreign(bytes[..filled].to_vec()));
         }
     }
+
     let version = bytes[MAGIC.len()..].try_into().expect("four bytes are left");
+
     match u32::from_le_bytes(version) {
         VERSION => Ok(()),
         other => Err(PreambleError::Version(other)),

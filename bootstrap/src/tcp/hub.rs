@@ -36,26 +36,28 @@ use super::port::holders;
 use super::wire::{Outbox, Stream, encode_frame};
 use crate::error::Error;
 
+/// How long the hub waits until the ranks acknowledge the end of a group.
 pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The most connections that wait or are in the handshake, beside one for each rank.
 pub(super) const STRANGERS_MAX: usize = 64;
 
 /// The most ranks that a refusal names.
 const NAMED_RANKS_MAX: usize = 16;
 
-/// A process that asks for the number of a running rank waits this long until the rank has left.
+/// How long a process that asks for the number of a running rank waits until the rank has left.
 const SEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The pause between two looks whether ranks are stopped.
+/// The pause between two checks whether ranks are stopped.
 const STOPPED_PAUSE: Duration = Duration::from_millis(50);
 
+/// The pause between two checks whether the absent ranks of a smaller group are gone.
 const FORM_PAUSE: Duration = Duration::from_millis(10);
 
-/// If a connection could not be accepted, for example because descriptors ran out, the hub waits before the next
-/// attempt.
+/// The pause after a connection could not be accepted, for example because descriptors ran out.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The server of a group of processes, which every rank connects to; dropping it closes the server.
+/// Serves a group of processes, all of which connect to it. Dropping it closes the server.
 ///
 /// It runs in rank 0, or in the process that starts the ranks. Once it is closed, ranks that have not
 /// left count rank 0 as lost.
@@ -64,7 +66,7 @@ pub struct Hub {
     source: Source,
 }
 
-/// What accepts the connections to a hub.
+/// Owns the socket that accepts the connections to a hub.
 enum Source {
     Own {
         listener: Arc<Uninherited<TcpListener>>,
@@ -74,6 +76,7 @@ enum Source {
     Rank(Arc<RankListener>),
 }
 
+/// Holds what all threads of a hub use.
 pub(super) struct Shared {
     address: SocketAddr,
     pub(super) ranks: usize,
@@ -86,6 +89,7 @@ pub(super) struct Shared {
     pub(super) state: Monitor<State>,
 }
 
+/// Tracks the groups of a hub and the connections of their ranks.
 pub(super) struct State {
     group: GroupId,
     pub(super) hub: HubGroups,
@@ -106,11 +110,13 @@ pub(super) struct State {
     pub(super) run_by: Option<Rank>,
     /// Why the hub could not accept or serve the connection of a rank.
     pub(super) failure: Option<SystemError>,
-    /// The ranks that were told so instead of joining.
+    /// The ranks that were told of the failure instead of joining.
     pub(super) told: BTreeSet<Rank>,
 }
 
-/// A connection is kept after its rank has left, because the number of the rank stays taken.
+/// Describes the connection of a rank that has joined.
+///
+/// It is kept after the rank has left, because the number of the rank stays taken.
 struct Connection {
     number: u64,
     origin: SocketAddr,
@@ -118,7 +124,7 @@ struct Connection {
     outbox: Option<Outbox>,
 }
 
-/// The options with which a [`Hub`] is opened.
+/// Configures a [`Hub`] before it is opened.
 #[derive(Clone, Debug, Default)]
 pub struct HubOptions {
     pub(super) job: Option<String>,
@@ -127,8 +133,9 @@ pub struct HubOptions {
 }
 
 impl HubOptions {
-    /// Sets the id of the job, so that processes of another job, or without one, cannot join. Without it, the first rank
-    /// that joins determines the job.
+    /// Sets the id of the job, so that processes of another job, or without a job, cannot join.
+    ///
+    /// Without it, the first rank that joins determines the job.
     #[must_use]
     pub fn job(mut self, job: impl Into<String>) -> Self {
         self.job = Some(job.into());
@@ -142,8 +149,9 @@ impl HubOptions {
         self
     }
 
-    /// Sets whether a hub without a secret may listen at an address that other hosts can reach. Any process that
-    /// reaches the address can then join.
+    /// Sets whether a hub without a secret may listen at an address that other hosts can reach.
+    ///
+    /// Any process that reaches the address can then join.
     #[must_use]
     pub fn allow_unauthenticated(mut self, allow: bool) -> Self {
         self.allow_unauthenticated = allow;
@@ -161,36 +169,37 @@ impl HubOptions {
         self.bind_once(address, ranks).map_err(|error| name_holders(address, error))
     }
 
-    /// Does what [`bind`](Self::bind) does, but does not look for the process that holds a port.
+    /// Opens the hub like [`bind`](Self::bind), but does not look for the process that holds a
+    /// port.
     pub(super) fn bind_once(self, address: &str, ranks: usize) -> Result<Hub, Error> {
         check_ranks(ranks)?;
         let parsed = Address::parse(HUB_ADDRESS, address)?;
         let is_open = self.secret.is_some() || self.allow_unauthenticated;
-        let no_secret = || {
-            let text = format!(
-                "the hub cannot listen at {address} without a secret, because other hosts can reach this address; \
-                 {NO_SECRET_HELP}"
-            );
-            Error::new(ErrorKind::InvalidArgument, text)
-        };
         if !is_open && !parsed.is_loopback() {
-            return Err(no_secret());
+            return Err(no_secret(address));
         }
+
         let listener = parsed.listen().map_err(|error| cannot_listen(address, error))?;
         listener.set_nonblocking(true).map_err(|error| cannot_listen(address, error))?;
         let bound = listener.local_addr().map_err(|error| cannot_listen(address, error))?;
         // The name service can give `localhost` any address.
         if !is_open && !bound.ip().is_loopback() {
-            return Err(no_secret());
+            return Err(no_secret(address));
         }
+
         let shared = self.share(bound, random_bytes()?, ranks, None);
         let listener = Arc::new(Uninherited::new(listener));
-        let (server, accepting) = (Arc::clone(&shared), Arc::clone(&listener));
+        let server = Arc::clone(&shared);
+        let accepting = Arc::clone(&listener);
         let spare = SpareDescriptor::reserve()?;
+
         let acceptor = limits::spawn("peerlane-hub", move || accept(&accepting, spare, &server))?;
         Ok(Hub { shared, source: Source::Own { listener, acceptor: Some(acceptor) } })
     }
 
+    /// Opens the hub of a smaller group, whose connections `listener` accepts.
+    ///
+    /// The hub answers the ranks at `until` at the latest.
     pub(super) fn form(
         self,
         listener: &Arc<RankListener>,
@@ -198,18 +207,21 @@ impl HubOptions {
         until: Deadline,
     ) -> Result<Hub, Error> {
         let group = random_bytes()?;
-        let failed = |error: io::Error| {
+        let address = listener.address().map_err(|error| {
             SystemError::of_io("shrink: cannot start the hub of the new group", &error)
-        };
-        let address = listener.address().map_err(failed)?;
+        })?;
         let ranks = formation.ranks();
         let shared = self.share(address, group, ranks, Some(formation));
+
         let forming = Arc::clone(&shared);
         limits::spawn("peerlane-hub-form", move || forming.form_group(until))?;
+
+        // Connections may come at once, so this is the last step, after which nothing can fail.
         listener.open_hub(&shared);
         Ok(Hub { shared, source: Source::Rank(Arc::clone(listener)) })
     }
 
+    /// Creates what the threads of a hub share, before any rank has joined.
     fn share(
         self,
         address: SocketAddr,
@@ -233,6 +245,7 @@ impl HubOptions {
             failure: None,
             told: BTreeSet::new(),
         };
+
         Arc::new(Shared {
             address,
             ranks,
@@ -283,6 +296,7 @@ impl Hub {
         self.shared.state.lock().job.clone().flatten()
     }
 
+    /// Returns the address at which a process of this host reaches the hub.
     pub(super) fn address_here(&self) -> SocketAddr {
         let mut address = self.shared.address;
         match address.ip() {
@@ -290,59 +304,55 @@ impl Hub {
             IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
             _ => {}
         }
+
         address
     }
 
     /// Checks on another thread whether the address that ranks are given is one of this host.
     pub(super) fn check_address(&self, address: &str) {
         let Ok(parsed) = Address::parse(HUB_ADDRESS, address) else { return };
-        let (address, shared) = (address.to_owned(), Arc::clone(&self.shared));
+        let address = address.to_owned();
+        let shared = Arc::clone(&self.shared);
+
         // Without the check, an error has a hint less.
         let _ = limits::spawn("peerlane-resolve", move || {
-            let is_own = |to: &SocketAddr| {
-                let mut any_port = *to;
-                any_port.set_port(0);
-                TcpListener::bind(any_port).is_ok()
-            };
-            let how = match parsed.resolve() {
-                Ok(resolved) if resolved.iter().any(is_own) => return,
-                Ok(resolved) => format!("{resolved:?} is not an address of the host of rank 0"),
-                Err(error) => format!("it cannot be resolved on the host of rank 0: {error}"),
-            };
-            let how = format!("the address of rank 0 is {address} (MASTER_ADDR), but {how}");
-            shared.state.lock().hub.doubt_address(how);
+            if let Some(doubt) = doubt_own(&parsed) {
+                let how = format!("the address of rank 0 is {address} (MASTER_ADDR), but {doubt}");
+                shared.state.lock().hub.doubt_address(how);
+            }
         });
     }
 
+    /// Ends a start that takes too long, on behalf of the rank that runs this hub.
     pub(super) fn start_timed_out(&self, timeout: Duration) {
         let event = Event::Request(Request::StartTimedOut { timeout });
         let outboxes = self.shared.change(|state| state.apply(Rank(0), Addressed::to_all(event)));
         drop(outboxes);
     }
 
+    /// Waits until the hub has handled the end of the connection of the rank that runs it.
     pub(super) fn wait_disconnected(&self, deadline: Deadline) {
         let gone = |state: &mut State| (!state.hub.first().is_live(Rank(0))).then_some(());
         self.shared.state.wait(deadline, gone);
     }
 
+    /// Waits until every rank has left the group or is lost.
     pub(super) fn wait_all_left(&self, deadline: Deadline) -> Result<(), Error> {
-        let empty = self
-            .shared
-            .state
-            .wait(deadline, |state| state.hub.first().live().next().is_none().then_some(()));
-        let live: Vec<_> = self.shared.state.lock().hub.first().live().collect();
-        match (empty, live.first()) {
-            (None, Some(first)) => {
-                let text = format!(
-                    "leave: {} did not leave the group within {}; the rank that runs the hub must \
-                     leave last",
-                    RankList(&live),
-                    Seconds(deadline.timeout())
-                );
-                Err(Error::new(ErrorKind::Timeout, text).with_peer(*first))
-            }
-            _ => Ok(()),
+        let empty = |state: &mut State| state.hub.first().live().next().is_none().then_some(());
+        if self.shared.state.wait(deadline, empty).is_some() {
+            return Ok(());
         }
+
+        // The last rank may have left since the wait ended.
+        let live: Vec<_> = self.shared.state.lock().hub.first().live().collect();
+        let Some(first) = live.first() else { return Ok(()) };
+
+        let text = format!(
+            "leave: {} did not leave the group within {}; the rank that runs the hub must leave last",
+            RankList(&live),
+            Seconds(deadline.timeout())
+        );
+        Err(Error::new(ErrorKind::Timeout, text).with_peer(*first))
     }
 }
 
@@ -353,6 +363,7 @@ impl Drop for Hub {
             // The threads of the hub do not exist in a forked child, and any of them may have held the lock.
             return;
         }
+
         // A connection that comes now is for the next hub of this rank.
         if let Source::Rank(listener) = &self.source {
             listener.close_hub(&self.shared);
@@ -370,6 +381,7 @@ impl Drop for Hub {
             for stream in mem::take(&mut state.pending).values() {
                 let _ = stream.shutdown(Shutdown::Both);
             }
+
             state
                 .connections
                 .iter_mut()
@@ -377,9 +389,13 @@ impl Drop for Hub {
                 .filter_map(|connection| connection.outbox.take())
                 .collect()
         });
+
+        // All begin to close before the first drop waits, so that the waits run at the same time.
         outboxes.iter().for_each(Outbox::close);
         drop(outboxes);
+
         let Source::Own { listener, acceptor } = &mut self.source else { return };
+
         // This ends the wait for connections, also in a child that has a copy of the socket.
         let is_woken = rustix::net::shutdown(&***listener, rustix::net::Shutdown::Both).is_ok();
         if let (true, Some(acceptor)) = (is_woken, acceptor.take()) {
@@ -398,19 +414,23 @@ impl fmt::Debug for Hub {
 }
 
 impl Shared {
-    /// The oldest connection in the handshake is closed if there are too many, because a rank needs little time
-    /// for its handshake and tries again.
+    /// Numbers a connection that begins its handshake, and closes the oldest one if there are too
+    /// many.
+    ///
+    /// A rank needs little time for its handshake, and tries again if it was closed.
     pub(super) fn begin(&self, stream: &Stream) -> u64 {
         let mut state = self.state.lock();
         if state.pending.len() >= self.ranks + STRANGERS_MAX {
             state.shed_oldest();
         }
+
         state.accepted += 1;
         let number = state.accepted;
         state.pending.insert(number, Arc::clone(stream));
         number
     }
 
+    /// Forms the smaller group when every rank has arrived or is gone, at the latest at `until`.
     fn form_group(&self, until: Deadline) {
         let mut probes = Probes::default();
         loop {
@@ -422,47 +442,63 @@ impl Shared {
                 formation::absent(state.formation.as_ref())
             };
             let Some(absent) = absent else { return };
+
+            // A probe can take long, so it is made without the lock.
             if until.has_passed() || probes.are_gone(&absent, until) {
                 return self.state.change(State::form);
             }
+
             thread::sleep(FORM_PAUSE);
         }
     }
 
+    /// Counts a rank as arrived at a smaller group, and waits until the group is formed.
+    ///
+    /// It returns at once if this hub is not that of a smaller group.
     fn await_formation(&self, hello: &Hello, number: u64) -> Result<(), Refusal> {
         self.state.change(|state| {
             let Some(formation) = &mut state.formation else {
                 return if hello.shrinks.is_some() { Err(Refusal::OtherGroup) } else { Ok(()) };
             };
+
             // From now on, it is none of the connections that are closed if there are too many.
             state.pending.remove(&number).ok_or(Refusal::Closing)?;
             formation.arrive(hello, number)
         })?;
+
         let formed = |state: &mut State| {
             let is_formed = formation::absent(state.formation.as_ref()).is_none();
             let has_ended = state.hub.first().end_cause().is_some();
             (state.closing || is_formed || has_ended).then_some(())
         };
-        // The group is formed at the latest when the deadline of its hub passes.
+
+        // The group is formed at the latest when the deadline of its hub passes. `State::seat` then
+        // decides, whatever has ended the wait.
         let _ = self.state.wait(Deadline::after(Deadline::TIMEOUT_MAX), formed);
+
         Ok(())
     }
 
-    /// Makes the hub of a process outside of the group ready for its next group, and waits a moment for the seat of a rank.
+    /// Waits a moment for the seat of a rank, and prepares the hub for its next group if this one
+    /// is over.
     ///
-    /// A rank that opens its next group can be here before the end of its last connection.
+    /// A rank that opens its next group can be here before the end of its last connection. Only a
+    /// hub in a process outside of the group has a next group.
     fn await_seat(&self, hello: &Hello) -> Result<(), Refusal> {
         if hello.shrinks.is_some() {
             return Ok(());
         }
+
         let settled = |state: &mut State| {
             let is_taken = state.connection(hello.rank).is_some() && !state.has_left(hello.rank);
             let first = state.hub.first();
             let is_over = first.is_formed() && first.end_cause().is_some();
             (!is_taken || is_over || state.closing).then_some(())
         };
+        // A seat that is still taken then is refused by `State::seat`.
         let _ = self.state.wait(Deadline::after(SEAT_TIMEOUT), settled);
 
+        // The system can block soon after the boot, so the lock is not held meanwhile.
         let group = random_bytes().map_err(|_| Refusal::Closing)?;
         self.state.change(|state| {
             if state.is_empty(hello.rank) {
@@ -475,6 +511,9 @@ impl Shared {
         Ok(())
     }
 
+    /// Lets a rank join or refuses it, and sends it the answer.
+    ///
+    /// The rank has proved that it belongs to the job. Returns its number in the group.
     pub(super) fn admit(
         self: &Arc<Self>,
         hello: Hello,
@@ -483,6 +522,7 @@ impl Shared {
         seal: impl Fn(&HelloReply) -> Sealed,
     ) -> Result<Rank, Refusal> {
         let awaited = self.await_formation(&hello, number).and_then(|()| self.await_seat(&hello));
+
         let admitted = self.change(|state| {
             // A connection that was closed as the oldest must not join.
             let is_open = state.formation.is_some() || state.pending.contains_key(&number);
@@ -490,24 +530,34 @@ impl Shared {
                 true => state.seat(&hello, number, self.ranks),
                 false => Err(Refusal::Closing),
             });
-            let (group, process) = (state.group, self.process.clone());
             let reply = match seat {
-                Ok((rank, ranks)) => HelloReply::Welcome { group, rank: rank.0, ranks, process },
+                Ok((rank, ranks)) => HelloReply::Welcome {
+                    group: state.group,
+                    rank: rank.0,
+                    ranks,
+                    process: self.process.clone(),
+                },
                 Err(refusal) => HelloReply::Refused(refusal),
             };
+
+            // The rank expects this answer before any reply, so it is queued before the rank joins.
             outbox.sender().send(encode_frame(&seal(&reply)));
             let rank = match reply {
                 HelloReply::Welcome { rank, .. } => Rank(rank),
                 HelloReply::Refused(refusal) => return Err((refusal, outbox)),
             };
+
+            // The connection no longer counts among those that are closed if there are too many.
             state.pending.remove(&number);
             state.job.get_or_insert(hello.job);
             let connection = Connection { number, origin, host: hello.host, outbox: Some(outbox) };
             state.connections[rank.index()] = Some(connection);
+
             let Hello { runs_hub, address, process, .. } = hello;
             let joined = Event::Joined(Joining { runs_hub, address, process });
             Ok((rank, state.apply(rank, Addressed::to_all(joined))))
         });
+
         // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
         admitted.map(|(rank, _)| rank).map_err(|(refusal, _)| refusal)
     }
@@ -517,23 +567,27 @@ impl Shared {
         self.state.lock().count_refused(origin, number, reason);
     }
 
+    /// Stops counting a connection that was not admitted.
     pub(super) fn forget(&self, number: u64) {
         let mut state = self.state.lock();
         state.pending.remove(&number);
         state.shed.remove(&number);
     }
 
-    /// Applies an event of a rank, and ignores what is left of a connection that the rank had to an earlier group.
+    /// Applies an event of a rank, unless the event is from its connection to an earlier group.
     pub(super) fn apply(self: &Arc<Self>, (from, number): (Rank, u64), event: Addressed<Event>) {
         let outboxes = self.change(|state| {
             let connection = state.connections[from.index()].as_ref();
             let is_current = connection.is_some_and(|connection| connection.number == number);
             if is_current { state.apply(from, event) } else { Vec::new() }
         });
+
         // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
         drop(outboxes);
     }
 
+    /// Changes the state, and limits the wait for the acknowledgements of groups that this change
+    /// ends.
     pub(super) fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> R) -> R {
         let (result, ended) = self.state.change(|state| {
             let result = change(state);
@@ -541,43 +595,54 @@ impl Shared {
             ended.retain(|group| state.hub.awaits_acknowledgement(*group));
             (result, ended)
         });
+
         if !ended.is_empty() {
             self.stop_waiting_later(ended);
         }
         result
     }
 
+    /// Stops waiting for the acknowledgements of groups that have ended, after a timeout.
     fn stop_waiting_later(self: &Arc<Self>, ended: Vec<Option<SubgroupId>>) {
         let shared = Arc::clone(self);
-        let _ = limits::spawn("peerlane-hub-tell", move || {
-            let acknowledged = shared.state.wait(Deadline::after(ACKNOWLEDGE_TIMEOUT), |state| {
-                let awaits = |group: &Option<SubgroupId>| state.hub.awaits_acknowledgement(*group);
-                (!ended.iter().any(awaits)).then_some(())
-            });
-            if acknowledged.is_none() {
-                shared.state.change(|state| {
-                    for group in ended {
-                        let replies = state.hub.stop_waiting(group);
-                        // A rank that does not read cannot receive it.
-                        state.send(&replies);
-                    }
-                });
+        // Without the thread, ranks may wait longer, until every rank has acknowledged or is gone.
+        let _ = limits::spawn("peerlane-hub-tell", move || shared.stop_waiting(&ended));
+    }
+
+    fn stop_waiting(&self, ended: &[Option<SubgroupId>]) {
+        let acknowledged = |state: &mut State| {
+            let awaits = |group: &Option<SubgroupId>| state.hub.awaits_acknowledgement(*group);
+            (!ended.iter().any(awaits)).then_some(())
+        };
+        if self.state.wait(Deadline::after(ACKNOWLEDGE_TIMEOUT), acknowledged).is_some() {
+            return;
+        }
+
+        self.state.change(|state| {
+            for group in ended {
+                let replies = state.hub.stop_waiting(*group);
+                // A rank that does not read cannot receive it.
+                state.send(&replies);
             }
         });
     }
 }
 
 impl State {
+    /// Replaces the group that awaits its ranks by the group of the ranks that have arrived.
     fn form(&mut self) {
         let Some(formation) = &mut self.formation else { return };
         formation.form();
+
         // The ranks are told why the group has failed instead of joining.
         if self.hub.first().end_cause().is_some() {
             return;
         }
+
         // In the new group, the rank that runs the hub has another number, which is known when it joins.
         self.run_by = None;
         let ranks = formation.formed_ranks().unwrap_or_default();
+
         self.hub = HubGroups::new(ranks);
         self.connections = (0..ranks).map(|_| None).collect();
     }
@@ -591,17 +656,20 @@ impl State {
         self.connection(rank).is_some() && !self.hub.first().is_live(Rank(rank))
     }
 
-    /// Returns whether all ranks of the group are gone, and a process outside of it runs the hub, so that a rank that comes now
-    /// begins the next group.
+    /// Returns whether a rank that comes now begins the next group.
     ///
-    /// A rank that has never joined a group that did not start is late for that one, and is told why it did not start.
+    /// It does if all ranks of the group are gone, and a process outside of the group runs the hub.
+    /// A rank that has never joined a group that did not start is late for that one, and is told
+    /// why it did not start.
     fn is_empty(&self, rank: u32) -> bool {
         let first = self.hub.first();
         let is_next = first.is_formed() || first.end_cause().is_some() && self.has_left(rank);
         let is_over = is_next && first.live().next().is_none();
+
         is_over && first.runs_hub().is_none() && self.formation.is_none() && !self.closing
     }
 
+    /// Returns the number of a rank and the size of its group, or why the rank cannot join.
     fn seat(&self, hello: &Hello, number: u64, hub_ranks: usize) -> Result<(Rank, u32), Refusal> {
         let Hello { rank, ranks, ref host, .. } = *hello;
         if let Some(formation) = &self.formation {
@@ -611,6 +679,7 @@ impl State {
             if let Some(cause) = self.hub.first().end_cause() {
                 return Err(Refusal::Ended { cause: cause.to_string(), peer: cause.peer() });
             }
+
             let ranks = formation.formed_ranks().unwrap_or_default();
             let ranks = u32::try_from(ranks).expect("not more than before");
             return Ok((formation.member(rank, number)?, ranks));
@@ -620,15 +689,19 @@ impl State {
         let first = self.hub.first();
         let is_ending = first.live().count() < hub_ranks || first.end_cause().is_some();
         if is_ending && (first.is_formed() || self.has_left(rank)) {
+            // The names of all ranks of a large job would not fit into the answer.
             let live = first.live().map(|rank| rank.0).take(NAMED_RANKS_MAX);
             return Err(Refusal::Earlier { live: live.collect() });
         }
 
+        // A rank of another job can also expect another number of ranks, so the job is compared
+        // first.
         if let Some(hub_job) = &self.job
             && hello.job != *hub_job
         {
             return Err(Refusal::Job { job: hello.job.clone(), hub_job: hub_job.clone() });
         }
+
         if ranks as usize != hub_ranks {
             let hub_ranks = u32::try_from(hub_ranks).expect("checked when the hub was bound");
             return Err(Refusal::Ranks { rank, ranks, hub_ranks });
@@ -636,68 +709,90 @@ impl State {
         if rank >= ranks {
             return Err(Refusal::OutOfRange { rank, ranks });
         }
+
         if let Some(connection) = &self.connections[Rank(rank).index()] {
-            let (origin, same_host) = (connection.origin.to_string(), connection.host == *host);
+            let origin = connection.origin.to_string();
+            let same_host = connection.host == *host;
             return Err(Refusal::Taken { rank, origin, same_host });
         }
         if let Some(cause) = first.end_cause() {
             return Err(Refusal::Ended { cause: cause.to_string(), peer: cause.peer() });
         }
+
         if self.closing { Err(Refusal::Closing) } else { Ok((Rank(rank), ranks)) }
     }
 
     fn count_refused(&mut self, origin: SocketAddr, number: u64, reason: &str) {
+        // A connection that is not pending was closed as the oldest, which made its handshake fail.
         let is_known = self.formation.is_some() || self.pending.contains_key(&number);
         let reason = if is_known { reason } else { "too many connections had not joined" };
         self.hub.refuse(format!("{origin}: {reason}"));
     }
 
+    /// Applies an event and queues the replies. Returns the outboxes of the ranks that are gone.
+    ///
+    /// The caller drops the outboxes outside of the lock.
     pub(super) fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outbox> {
         let mut events = VecDeque::from([(from, event)]);
         let mut gone = Vec::new();
         while let Some((rank, event)) = events.pop_front() {
             let replies = self.hub.apply(rank, event);
-            let has_ended = replies.iter().any(|out| {
-                out.reply.subgroup.is_none() && matches!(out.reply.message, Reply::Ended(_))
-            });
-            let ended = replies.iter().filter(|out| matches!(out.reply.message, Reply::Ended(_)));
-            self.ended.extend(ended.map(|out| out.reply.subgroup));
+            let ended: Vec<_> = replies
+                .iter()
+                .filter(|out| matches!(out.reply.message, Reply::Ended(_)))
+                .map(|out| out.reply.subgroup)
+                .collect();
+            let has_ended = ended.contains(&None);
+            self.ended.extend(ended);
+
+            // A rank that does not read is lost, which is an event with replies of its own.
             for (reader, how) in self.send(&replies) {
                 events.push_back((reader, Addressed::to_all(Event::Lost { how })));
             }
+
             // Another rank than that of the event can be lost by it, if the group ends.
             let lost =
                 if has_ended { Rank::all(self.connections.len()).collect() } else { vec![rank] };
+
             for rank in lost.into_iter().filter(|rank| !self.hub.first().is_live(*rank)) {
                 let connection = self.connections[rank.index()].as_mut();
                 gone.extend(connection.and_then(|connection| connection.outbox.take()));
             }
         }
+
         gone
     }
 
-    /// Queues replies, and returns the ranks that do not read, which receive none, and why they are lost.
+    /// Queues replies to all ranks that read. Returns the other ranks, and why they are lost.
     fn send(&self, replies: &[Outgoing]) -> BTreeMap<Rank, String> {
         let outbox = |rank: &Rank| {
             let connection = self.connections[rank.index()].as_ref()?;
             connection.outbox.as_ref().map(Outbox::sender)
         };
+
         // One result may have more bytes than the limit, so what counts is what was there before.
         let readers: BTreeSet<Rank> =
             replies.iter().flat_map(|out| out.to.iter().copied()).collect();
-        let full = readers.into_iter().filter_map(|rank| {
-            let sender = outbox(&rank).filter(|sender| sender.is_full())?;
-            Some((rank, sender.full_text()))
-        });
-        let full: BTreeMap<_, _> = full.collect();
+        let full: BTreeMap<_, _> = readers
+            .into_iter()
+            .filter_map(|rank| {
+                let sender = outbox(&rank).filter(|sender| sender.is_full())?;
+                Some((rank, sender.full_text()))
+            })
+            .collect();
 
-        let frames = replies.iter().map(|Outgoing { to, reply, charge }| {
+        // A frame is encoded once, however many ranks receive it.
+        let mut frames = Vec::new();
+        let mut result_bytes = 0;
+        for Outgoing { to, reply, charge } in replies {
+            let frame = encode_frame(reply).charged_to(charge.as_ref());
             let is_result = matches!(reply.message, Reply::Contributions { .. });
-            (to, is_result, encode_frame(reply).charged_to(charge.as_ref()))
-        });
-        let frames: Vec<_> = frames.collect();
-        let results = frames.iter().filter(|(_, is_result, _)| *is_result);
-        let result_bytes = results.map(|(_, _, frame)| frame.kept_bytes()).sum();
+            if is_result {
+                result_bytes += frame.kept_bytes();
+            }
+            frames.push((to, is_result, frame));
+        }
+
         for (to, is_result, frame) in &frames {
             for sender in to.iter().filter(|rank| !full.contains_key(rank)).filter_map(outbox) {
                 if *is_result {
@@ -706,8 +801,34 @@ impl State {
                 sender.send(frame.clone());
             }
         }
+
         full
     }
+}
+
+/// Returns why an address does not look like one of this host; `None` if it is one.
+fn doubt_own(address: &Address) -> Option<String> {
+    match address.resolve() {
+        Ok(resolved) if resolved.iter().any(is_own) => None,
+        Ok(resolved) => Some(format!("{resolved:?} is not an address of the host of rank 0")),
+        Err(error) => Some(format!("it cannot be resolved on the host of rank 0: {error}")),
+    }
+}
+
+/// Returns whether an address is one of this host, which alone can be bound.
+fn is_own(address: &SocketAddr) -> bool {
+    let mut any_port = *address;
+    any_port.set_port(0);
+    TcpListener::bind(any_port).is_ok()
+}
+
+/// Returns the error for an address that any process of another host could use to join.
+fn no_secret(address: &str) -> Error {
+    let text = format!(
+        "the hub cannot listen at {address} without a secret, because other hosts can reach this address; \
+         {NO_SECRET_HELP}"
+    );
+    Error::new(ErrorKind::InvalidArgument, text)
 }
 
 fn cannot_listen(address: &str, error: io::Error) -> Error {
@@ -715,6 +836,7 @@ fn cannot_listen(address: &str, error: io::Error) -> Error {
     if system.is_exhausted() {
         return system.into();
     }
+
     let text = match error.kind() {
         io::ErrorKind::AddrInUse => format!("cannot listen at {address}: the port is in use"),
         _ => format!("cannot listen at {address} for the ranks of the group: {error}"),
@@ -727,16 +849,20 @@ pub(super) fn is_in_use(error: &Error) -> bool {
     source.is_some_and(|source: &io::Error| source.kind() == io::ErrorKind::AddrInUse)
 }
 
-/// Names the processes that hold the port of an address if the error is that it is in use.
+/// Adds the processes that hold the port of an address to an error about a port in use.
+///
+/// Other errors stay as they are.
 pub(super) fn name_holders(address: &str, error: Error) -> Error {
     if !is_in_use(&error) {
         return error;
     }
+
     let port = address.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
     let by = match &port.map(holders).unwrap_or_default()[..] {
         [] => String::new(),
         named => format!(" by {}", named.join(" and ")),
     };
+
     let text = format!(
         "cannot listen at {address}: the port is in use{by}; set PEERLANE_PORT or MASTER_PORT to a free port, the same on \
          every rank"

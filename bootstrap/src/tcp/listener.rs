@@ -19,7 +19,7 @@ use super::hub::{self, ACCEPT_PAUSE, STRANGERS_MAX};
 use super::serve::HANDSHAKE_TIMEOUT;
 use super::wire::Stream;
 
-/// The connections that the system queues until they are accepted; it may queue fewer.
+/// The most connections that the system queues until they are accepted; it may queue fewer.
 const QUEUE_MAX: i32 = 4096;
 
 /// Binds the socket at which other ranks connect when the group shrinks.
@@ -33,20 +33,23 @@ pub(super) fn bind(ip: IpAddr) -> io::Result<Uninherited<TcpListener>> {
 
 /// Accepts connections of other ranks until it is dropped, and passes them to the hub of the smaller group.
 ///
-/// A rank can call `shrink` before this one does, so connections wait until this rank opens a hub. A live rank closes connections
-/// of which it has too many, or which have waited too long. Their ranks connect again.
+/// A rank can call `shrink` before this one does, so connections wait until this rank opens a hub.
+/// If there are too many, the oldest are closed, as are those that have waited too long. Their
+/// ranks connect again.
 pub(super) struct RankListener {
     shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
     generation: Generation,
 }
 
+/// Holds what the thread that accepts shares with the rank.
 struct Shared {
     listener: Uninherited<TcpListener>,
     ranks: usize,
     state: Mutex<State>,
 }
 
+/// Tracks the hub that receives the connections, or the connections that wait for it.
 #[derive(Default)]
 struct State {
     hub: Option<Arc<hub::Shared>>,
@@ -55,6 +58,7 @@ struct State {
     closing: bool,
 }
 
+/// Describes a connection that waits for a hub until its deadline.
 struct Waiting {
     stream: Stream,
     origin: SocketAddr,
@@ -62,6 +66,7 @@ struct Waiting {
 }
 
 impl RankListener {
+    /// Starts the thread that accepts connections in a group of `ranks` ranks.
     pub(super) fn start(
         listener: Uninherited<TcpListener>,
         ranks: usize,
@@ -83,6 +88,7 @@ impl RankListener {
             state.hub = Some(Arc::clone(hub));
             std::mem::take(&mut state.waiting)
         };
+
         let mut has_threads = true;
         for Waiting { stream, origin, .. } in waiting {
             if has_threads {
@@ -94,9 +100,10 @@ impl RankListener {
         }
     }
 
-    /// Lets connections wait for the next hub.
+    /// Makes connections wait again, for the next hub.
     pub(super) fn close_hub(&self, hub: &Arc<hub::Shared>) {
         let mut state = self.shared.state();
+        // The rank may have opened its next hub before this one is dropped.
         if state.hub.as_ref().is_some_and(|open| Arc::ptr_eq(open, hub)) {
             state.hub = None;
         }
@@ -109,10 +116,13 @@ impl Drop for RankListener {
         if self.generation.is_past() {
             return;
         }
+
         self.shared.state().closing = true;
         // This ends the wait for connections, also in a child that has a copy of the socket.
         let is_woken =
             rustix::net::shutdown(&*self.shared.listener, rustix::net::Shutdown::Both).is_ok();
+
+        // The join would wait for ever for a thread that was not woken.
         if let (true, Some(acceptor)) = (is_woken, self.acceptor.take()) {
             let _ = acceptor.join();
         }
@@ -124,7 +134,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Accepts connections until the listener is dropped.
     fn accept_all(&self) {
+        use io::ErrorKind::{Interrupted, WouldBlock};
+
         loop {
             self.wait();
             if self.state().closing {
@@ -135,17 +148,16 @@ impl Shared {
                 Ok((stream, origin)) => {
                     self.take(Stream::new(Uninherited::new(stream)), canonical(origin));
                 }
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                    ) => {}
+                // The connection was closed in the meantime, or a signal came.
+                Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => {}
                 Err(_) => thread::sleep(ACCEPT_PAUSE),
             }
         }
     }
 
-    /// Sleeps until there is a connection to accept, and closes those that have waited too long.
+    /// Closes connections that have waited too long, and sleeps until another connection comes.
+    ///
+    /// It returns early when the oldest connection has waited too long.
     fn wait(&self) {
         let oldest = {
             let mut state = self.state();
@@ -163,9 +175,11 @@ impl Shared {
         }
     }
 
+    /// Passes a connection to the hub, or lets it wait for one.
     fn take(&self, stream: Stream, origin: SocketAddr) {
         let mut state = self.state();
         if let Some(hub) = state.hub.clone() {
+            // The hub can take seconds to refuse a connection, so the lock is released first.
             drop(state);
             hub.take(stream, origin);
             return;
@@ -175,9 +189,11 @@ impl Shared {
             true => state.waiting.pop_front(),
             false => None,
         };
+
         let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
         state.waiting.push_back(Waiting { stream, origin, deadline });
         drop(state);
+
         if let Some(oldest) = oldest {
             let _ = oldest.stream.shutdown(Shutdown::Both);
         }

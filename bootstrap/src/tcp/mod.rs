@@ -55,8 +55,8 @@ use self::handshake::{
 use self::hub::{ACKNOWLEDGE_TIMEOUT, is_in_use, name_holders};
 use self::listener::RankListener;
 use self::wire::{
-    DeadlineReader, FrameError, Outbox, PeerReader, REPLY_BYTES_MAX, Stream, encode_frame,
-    has_closed, is_timeout, keep_alive, read_frame,
+    DeadlineReader, FrameError, FrameSender, Outbox, PeerReader, REPLY_BYTES_MAX, Stream,
+    encode_frame, has_closed, is_timeout, keep_alive, read_frame,
 };
 use super::address::Address;
 use super::client::Client;
@@ -70,16 +70,21 @@ use super::subgroups::{Addressed, Clients};
 use super::{AbortRecord, Bootstrap, Listener, host_id};
 use crate::error::Error;
 
-/// The pause between attempts to reach the hub doubles from attempt to attempt.
+/// The pause after the first failed attempt to reach the hub; it doubles with every further
+/// attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
+
+/// The longest pause between two attempts to reach the hub.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
-/// A job that restarts waits this long for the port of the processes before.
+
+/// How long a job that restarts waits until the processes before it have released the port.
 const PORT_TIMEOUT: Duration = Duration::from_secs(4);
+
 const SILENT: &str =
     "a process accepted the connection but sent nothing, so it may not be a Peerlane hub";
 const CLOSED: &str = "the hub closed the connection";
 
-/// The bootstrap connection of a rank that is a process of its own, over TCP.
+/// Connects a rank that is a process of its own to its group, over TCP.
 ///
 /// If it is dropped without a [goodbye](Bootstrap::leave), the other ranks lose this rank.
 pub struct TcpBootstrap {
@@ -93,7 +98,7 @@ pub struct TcpBootstrap {
     held: Mutex<Option<Held>>,
 }
 
-/// What a rank holds until it leaves the group.
+/// Owns what a rank releases when it leaves the group.
 #[derive(Default)]
 struct Held {
     outbox: Option<Outbox>,
@@ -102,6 +107,7 @@ struct Held {
     listener: Option<Arc<RankListener>>,
 }
 
+/// Holds what decides whether a rank and a hub accept each other.
 #[derive(Clone, Debug)]
 struct Membership {
     job: Option<String>,
@@ -110,8 +116,9 @@ struct Membership {
 }
 
 impl TcpBootstrap {
-    /// Joins a group of processes, and waits until every rank has joined. Rank 0 opens the hub, unless that is
-    /// external.
+    /// Joins a group of processes, and waits until every rank has joined.
+    ///
+    /// Rank 0 opens the hub unless it is external.
     ///
     /// # Errors
     /// [`Timeout`](ErrorKind::Timeout) naming the ranks that did not join, or the hub that was not
@@ -122,14 +129,19 @@ impl TcpBootstrap {
     /// [`PeerLost`](ErrorKind::PeerLost) if a rank joined and was lost.
     pub fn join(environment: &Environment, deadline: Deadline) -> Result<Self, Error> {
         environment.check_authentication()?;
+
         let &Environment { rank, ranks, allow_unauthenticated, .. } = environment;
-        let (job, secret) = (environment.job.clone(), environment.secret.clone());
+        let job = environment.job.clone();
+        let secret = environment.secret.clone();
         let membership = Membership { job, secret, allow_unauthenticated };
+
         match &environment.hub {
             HubAddress::RankZero(address) if rank == Rank(0) => {
                 let hub = bind_in_time(address, ranks, &membership.hub_options(), deadline)?;
                 hub.set_run_by(rank);
                 hub.check_address(address);
+
+                // Rank 0 reaches its own hub even if `address` is not an address of this host.
                 let address = hub.address_here().to_string();
                 Self::connect(address, Some(hub), rank, ranks, membership, deadline)
             }
@@ -139,20 +151,29 @@ impl TcpBootstrap {
         }
     }
 
-    /// Joins a group as rank 0, with a hub that is open already. The hub can have a port that the system chose, and the
-    /// launcher passes this port on to the other ranks.
+    /// Joins a group as rank 0, with a hub that is open already.
+    ///
+    /// The hub can have a port that the system chose, and the launcher passes this port on to the
+    /// other ranks.
     ///
     /// # Errors
     /// Those of [`join`](Self::join).
     pub fn join_with_hub(hub: Hub, deadline: Deadline) -> Result<Self, Error> {
         hub.set_run_by(Rank(0));
-        let (address, ranks) = (hub.address_here().to_string(), hub.ranks());
-        let (job, secret) = (hub.job(), hub.secret());
+
+        let address = hub.address_here().to_string();
+        let ranks = hub.ranks();
+        let job = hub.job();
+        let secret = hub.secret();
         let allow_unauthenticated = hub.allows_unauthenticated();
         let membership = Membership { job, secret, allow_unauthenticated };
+
         Self::connect(address, Some(hub), Rank(0), ranks, membership, deadline)
     }
 
+    /// Joins a group through its hub, and waits for the start of the group.
+    ///
+    /// `hub` is the hub if this process runs it.
     fn connect(
         address: String,
         hub: Option<Hub>,
@@ -164,14 +185,15 @@ impl TcpBootstrap {
         check_ranks(ranks)?;
         let hello = membership.hello(rank, ranks, hub.is_some(), None);
         let hub = hub.map(Arc::new);
+
         let joined = reach_hub(&address, hello, &membership, deadline)
             .and_then(|joined| Self::start(address, hub.clone(), joined, membership, deadline));
-        joined.map_err(|error| match hub {
-            Some(hub) => hub.end_start(rank, error),
-            None => error,
-        })
+
+        joined.map_err(|error| end_start(hub.as_ref(), rank, error))
     }
 
+    /// Starts the threads of a connection that the hub has welcomed, and waits for the start of the
+    /// group.
     fn start(
         address: String,
         hub: Option<Arc<Hub>>,
@@ -182,11 +204,17 @@ impl TcpBootstrap {
         let Joined { stream, listener, group, rank, ranks, process } = joined;
         let hub_process = process.as_ref().and_then(ProcessId::find);
         let client = Arc::new(Client::of_hub(rank, ranks, process));
+
+        // The hub counts this rank as joined, so it is told why a thread cannot start.
         let told = Arc::clone(&stream);
         let tell = |error: &SystemError| tell_failure(&told, rank, error);
-        let listener = listener.map(|listener| RankListener::start(listener, ranks));
-        let listener = listener.transpose().inspect_err(tell)?.map(Arc::new);
+        let listener = listener
+            .map(|listener| RankListener::start(listener, ranks))
+            .transpose()
+            .inspect_err(tell)?
+            .map(Arc::new);
         let (clients, outbox) = open_connection(stream, hub_process, client, &address, tell)?;
+
         let joined = Self {
             clients,
             host: host_id(),
@@ -196,35 +224,43 @@ impl TcpBootstrap {
             generation: Generation::now(),
             held: Mutex::new(Some(Held { outbox, hub, listener })),
         };
+
         let hub_runs = || joined.relay_process() == ProcessState::Running;
         joined.client().wait_started(deadline, || joined.start_timed_out(deadline), hub_runs)?;
         Ok(joined)
     }
 
+    /// Joins a smaller group through the hub of `candidate`; `None` if there is no such hub any
+    /// more.
+    ///
+    /// `hub` is the hub if this rank is the candidate.
     fn join_candidate(
         &self,
         (candidate, address): (Rank, SocketAddr),
         hub: Option<Hub>,
         deadline: Deadline,
     ) -> Result<Option<Self>, Error> {
-        let (rank, ranks, membership) = (self.rank(), self.ranks(), &self.membership);
-        let mut hello = membership.hello(rank, ranks, hub.is_some(), Some(self.group));
+        let rank = self.rank();
+        let membership = &self.membership;
+        let mut hello = membership.hello(rank, self.ranks(), hub.is_some(), Some(self.group));
         hello.nonce = random_bytes()?;
+
         let name = format!("{address} (rank {candidate})");
         let hub = hub.map(Arc::new);
-        let failed = |rank, error| match &hub {
-            Some(hub) => hub.end_start(rank, error),
-            None => error,
-        };
+
         let reason = loop {
             match attempt(&name, &[address], &hello, membership, deadline) {
                 Ok(joined) => {
-                    let (membership, rank) = (membership.clone(), joined.rank);
+                    // From here on, this rank has its number in the smaller group.
+                    let rank = joined.rank;
+                    let membership = membership.clone();
                     let started = Self::start(name, hub.clone(), joined, membership, deadline);
-                    return started.map(Some).map_err(|error| failed(rank, error));
+                    return started.map(Some).map_err(|error| end_start(hub.as_ref(), rank, error));
                 }
                 Err(JoinError::Gone(_)) => return Ok(None),
-                Err(JoinError::Fatal(error)) => return Err(failed(rank, error)),
+                Err(JoinError::Fatal(error)) => {
+                    return Err(end_start(hub.as_ref(), rank, error));
+                }
                 // A rank that has too many connections closes the oldest. If its process has ended, the next attempt is refused.
                 Err(JoinError::Closed(_)) if !deadline.has_passed() => {
                     thread::sleep(PAUSE_MIN);
@@ -233,10 +269,13 @@ impl TcpBootstrap {
                 Err(JoinError::Closed(reason) | JoinError::Retry(reason)) => break reason,
             }
         };
+
         let reason = match reason.as_str() {
+            // The listener of a rank accepts connections even while the rank does not shrink.
             SILENT => "its process runs, but has not called `shrink`",
             reason => reason,
         };
+
         let within = Seconds(deadline.timeout());
         let text = format!(
             "shrink: rank {candidate} at {address} did not answer within {within}: {reason}"
@@ -244,6 +283,7 @@ impl TcpBootstrap {
         Err(Error::new(ErrorKind::Timeout, text).with_peer(candidate))
     }
 
+    /// Tells the hub that the start took too long, so that it ends the start on every rank.
     fn start_timed_out(&self, deadline: Deadline) {
         let timeout = deadline.timeout();
         match self.held().as_ref().and_then(|held| held.hub.as_ref()) {
@@ -252,17 +292,37 @@ impl TcpBootstrap {
         }
     }
 
+    /// Says goodbye to the hub and waits for its answer.
+    ///
+    /// The rank that runs the hub also waits until the other ranks have left.
     fn say_goodbye(&self, deadline: Deadline) -> Result<(), Error> {
         if self.client().begin_leave()? {
             self.send(Request::Leave);
         }
+
+        // The hub closes the connection once it has handled the goodbye.
         if !self.client().wait_closed(deadline) {
             let within = Seconds(deadline.timeout());
             let text = format!("leave: the hub at {} did not answer within {within}", self.address);
             return Err(with_peer(Error::new(ErrorKind::Timeout, text), self.relay()));
         }
+
         let hub = self.held().as_ref().and_then(|held| held.hub.clone());
         hub.map_or(Ok(()), |hub| hub.wait_all_left(deadline))
+    }
+
+    /// Opens the hub of a smaller group at the address that the listener of this rank has.
+    fn open_smaller_hub(
+        &self,
+        listener: &Arc<RankListener>,
+        formation: Formation,
+        deadline: Deadline,
+    ) -> Result<Hub, Error> {
+        // The second half of the time is left to start the group with the ranks that have arrived.
+        let until = Deadline::after(deadline.remaining() / 2);
+        let hub = self.membership.hub_options().form(listener, formation, until)?;
+        hub.set_run_by(self.rank());
+        Ok(hub)
     }
 
     fn held(&self) -> MutexGuard<'_, Option<Held>> {
@@ -325,9 +385,10 @@ unsafe impl Bootstrap for TcpBootstrap {
         self.client().listen(listener);
     }
 
-    /// The rank that runs the hub leaves last, because the hub serves the other ranks.
+    /// Says goodbye to the other ranks and closes the connection to the hub.
     ///
-    /// It waits until the others have left or are lost, because this process may end after its goodbye.
+    /// The rank that runs the hub leaves last, because the hub serves the other ranks. It waits
+    /// until the others have left or are lost, because this process may end after its goodbye.
     fn leave(&self, deadline: Deadline) -> Result<(), Error> {
         let left = self.say_goodbye(deadline);
         self.disconnect();
@@ -347,11 +408,16 @@ unsafe impl Bootstrap for TcpBootstrap {
         if self.generation.is_past() {
             return;
         }
+
+        // The end of the connection is intended here, so the listener is not told of it.
         self.client().stop_notifications();
         let Some(Held { outbox, hub, listener }) = self.held().take() else { return };
 
         // Writes what is queued, for example an abort, and closes the connection.
         drop((outbox, listener));
+
+        // The hub closes when it is dropped. It must first read what this rank has sent, so that
+        // the other ranks receive it.
         if let Some(hub) = hub {
             hub.wait_disconnected(Deadline::after(ACKNOWLEDGE_TIMEOUT));
         }
@@ -370,21 +436,21 @@ unsafe impl Bootstrap for TcpBootstrap {
             );
             return Err(Error::new(ErrorKind::Unavailable, text));
         };
+
         let mut remaining = self.client().remaining();
         remaining.retain(|(rank, _)| !excluded.contains(rank));
+
+        // Every rank tries the candidates in the same order, so that all meet at the same hub.
         let mut probes = Probes::default();
         for &(candidate, address) in &remaining {
             let is_own = candidate == self.rank();
             if !is_own && probes.is_gone((candidate, address), deadline) {
                 continue;
             }
+
             let hub = if is_own {
-                let options = self.membership.hub_options();
                 let formation = Formation::new(self.group, self.ranks(), remaining.clone());
-                let until = Deadline::after(deadline.remaining() / 2);
-                let hub = options.form(&listener, formation, until)?;
-                hub.set_run_by(candidate);
-                Some(hub)
+                Some(self.open_smaller_hub(&listener, formation, deadline)?)
             } else {
                 None
             };
@@ -392,6 +458,7 @@ unsafe impl Bootstrap for TcpBootstrap {
                 return Ok(Box::new(joined));
             }
         }
+
         let text = format!("shrink: rank {} is excluded or has left the group", self.rank());
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
@@ -403,6 +470,10 @@ unsafe impl Bootstrap for TcpBootstrap {
 }
 
 impl Membership {
+    /// Creates the first message of a rank; `shrinks` is the earlier group if a smaller one is
+    /// formed.
+    ///
+    /// The caller sets a new nonce for each connection, and `attempt` sets the address.
     fn hello(&self, rank: Rank, ranks: usize, runs_hub: bool, shrinks: Option<GroupId>) -> Hello {
         Hello {
             nonce: Nonce::default(),
@@ -422,11 +493,16 @@ impl Membership {
         HubOptions { job, secret, allow_unauthenticated }
     }
 
+    /// Binds the socket of the [`RankListener`]; `None` if other hosts could reach it without a
+    /// secret, or if it cannot be bound.
+    ///
+    /// A rank without it can take part in its group, but not shrink it.
     fn listen(&self, ip: IpAddr) -> Result<Option<Uninherited<TcpListener>>, SystemError> {
-        let is_closed = self.secret.is_some() || self.allow_unauthenticated || ip.is_loopback();
-        if !is_closed {
+        let is_permitted = self.secret.is_some() || self.allow_unauthenticated || ip.is_loopback();
+        if !is_permitted {
             return Ok(None);
         }
+
         listener::bind(ip).map(Some).or_else(|error| {
             let error = SystemError::of_io(format!("cannot listen at {ip}"), &error);
             if error.is_exhausted() { Err(error) } else { Ok(None) }
@@ -450,6 +526,19 @@ impl fmt::Debug for TcpBootstrap {
     }
 }
 
+/// Tells the other ranks why the start failed if this process runs their hub.
+///
+/// Returns the error for the caller.
+fn end_start(hub: Option<&Arc<Hub>>, rank: Rank, error: Error) -> Error {
+    match hub {
+        Some(hub) => hub.end_start(rank, error),
+        None => error,
+    }
+}
+
+/// Starts the threads that write to the hub and read from it.
+///
+/// `tell` reports to the hub that a thread could not be started.
 fn open_connection(
     stream: Stream,
     hub_process: Option<Process>,
@@ -458,37 +547,67 @@ fn open_connection(
     tell: impl Fn(&SystemError) + Copy,
 ) -> Result<(Arc<Clients>, Option<Outbox>), SystemError> {
     let outbox = Outbox::open(&stream).inspect_err(tell)?;
-    let (sender, hub) = (outbox.sender().clone(), format!("the hub at {address}"));
-    let (connection, full) = (Arc::clone(&stream), Arc::new(OnceLock::new()));
-    let why = Arc::clone(&full);
+
+    let full = Arc::new(OnceLock::new());
+    let requests = Requests {
+        sender: outbox.sender().clone(),
+        stream: Arc::clone(&stream),
+        hub: format!("the hub at {address}"),
+        full: Arc::clone(&full),
+    };
     let send = move |request: Addressed<Request>| {
-        // The thread that reads may send, and holds locks, so it ends the group when it reads next.
-        if sender.is_full() {
-            let _ = why.set(format!("{hub}: {}", sender.full_text()));
-            let _ = connection.shutdown(Shutdown::Both);
-        } else {
-            sender.send(encode_frame(&request));
-        }
+        requests.send(&request);
         Ok(())
     };
     let clients = Arc::new(Clients::new(client, send));
-    let (reader, address) = (Arc::clone(&clients), address.to_owned());
+
+    let reader = Arc::clone(&clients);
+    let address = address.to_owned();
     limits::spawn("peerlane-tcp-read", move || {
         read_replies(PeerReader { stream, process: hub_process }, &reader, &address, &full)
     })
     .inspect_err(tell)?;
+
     Ok((clients, Some(outbox)))
+}
+
+/// Queues the requests of a rank, and closes the connection of a hub that does not read them.
+struct Requests {
+    sender: FrameSender,
+    stream: Stream,
+    /// The name of the hub in errors.
+    hub: String,
+    /// Why this rank has closed the connection, for the thread that reads.
+    full: Arc<OnceLock<String>>,
+}
+
+impl Requests {
+    fn send(&self, request: &Addressed<Request>) {
+        if !self.sender.is_full() {
+            self.sender.send(encode_frame(request));
+            return;
+        }
+
+        // The caller may be the thread that reads, and hold locks. So the group is not ended here,
+        // but when that thread reads next and finds the connection closed. Only the first reason
+        // counts.
+        let _ = self.full.set(format!("{}: {}", self.hub, self.sender.full_text()));
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
 }
 
 /// Tells the hub why this rank cannot take part, so that the other ranks learn it too.
 fn tell_failure(mut stream: &TcpStream, rank: Rank, error: &SystemError) {
     let record = Blob(AbortRecord::failed(rank, error.kind(), error).encode());
     let request = Addressed::to_all(Request::Abort { record });
+
     // If it fails, the other ranks learn that the connection has closed.
     let _ = stream.write_all(encode_frame(&request).bytes());
 }
 
-/// Handles what the hub sends until the connection ends. `full` says why this rank has ended it, if it has.
+/// Handles what the hub sends until the connection ends.
+///
+/// `full` contains the reason if this rank has ended the connection.
 fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &OnceLock<String>) {
     let mut reader = BufReader::new(stream);
     let closed = || format!("the hub at {address} closed its connection");
@@ -506,17 +625,22 @@ fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &Onc
             Err(error) => break format!("the connection to the hub at {address} failed: {error}"),
         }
     };
+
     clients.close(full.get().unwrap_or(&how));
     let _ = reader.into_inner().stream.shutdown(Shutdown::Both);
 }
 
-/// The hub listens on all addresses of the host, because other hosts may know this one by another address. A loopback
-/// address is the exception.
+/// Opens the hub on all addresses of this host, or on the loopback address alone if it is given
+/// one.
+///
+/// Other hosts may know this host by another address than it does itself.
 fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error> {
     let parsed = Address::parse(HUB_ADDRESS, address)?;
     if parsed.is_loopback() {
         return options.clone().bind_once(address, ranks);
     }
+
+    // By default, a socket at `[::]` accepts connections of both IP versions.
     let port = parsed.port();
     let both = options.clone().bind_once(&format!("[::]:{port}"), ranks);
     match both {
@@ -528,7 +652,9 @@ fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error>
     }
 }
 
-/// Opens the hub, and waits a while for a port that is in use, because the process of an earlier group may just be ending.
+/// Opens the hub, and waits a while for a port that is in use.
+///
+/// The process of an earlier group may just be ending.
 fn bind_in_time(
     address: &str,
     ranks: usize,
@@ -539,21 +665,25 @@ fn bind_in_time(
     loop {
         match bind(address, ranks, options) {
             Err(error) if is_in_use(&error) && !wait.has_passed() => thread::sleep(PAUSE_MIN),
+            // The search for the holders reads all of `/proc`, so only the last error gets it.
             bound => return bound.map_err(|error| name_holders(address, error)),
         }
     }
 }
 
+/// Describes the connection to a hub that has welcomed this rank.
 struct Joined {
     stream: Stream,
     listener: Option<Uninherited<TcpListener>>,
     /// The process that runs the hub.
     process: Option<ProcessId>,
     group: GroupId,
+    /// The number of this rank in the group, which is a new number if the group has shrunk.
     rank: Rank,
     ranks: usize,
 }
 
+/// Tells why an attempt to join failed, and whether another attempt can succeed.
 enum JoinError {
     /// The attempt to reach the hub failed, but the hub may start later or come back.
     Retry(String),
@@ -565,6 +695,7 @@ enum JoinError {
     Fatal(Error),
 }
 
+/// Joins a group through its hub, and repeats failed attempts until the deadline.
 fn reach_hub(
     address: &str,
     mut hello: Hello,
@@ -576,6 +707,8 @@ fn reach_hub(
     loop {
         // The answer to an earlier attempt proves nothing for this one.
         hello.nonce = random_bytes()?;
+
+        // The name is resolved for each attempt, because a name service may learn it later.
         let joined = resolve(address, deadline)
             .and_then(|resolved| attempt(address, &resolved, &hello, membership, deadline));
         let reason = match joined {
@@ -585,6 +718,7 @@ fn reach_hub(
                 reason
             }
         };
+
         let remaining = deadline.remaining();
         if remaining.is_zero() {
             // The deadline may have ended the last attempt before it failed for the real reason.
@@ -596,12 +730,14 @@ fn reach_hub(
             };
             return Err(not_reached(address, &hello, deadline, &reason));
         }
+
         earlier = Some(reason);
         thread::sleep(pause.min(remaining));
         pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 
+/// Connects to the hub and performs the rank's side of the handshake.
 fn attempt(
     address: &str,
     resolved: &[SocketAddr],
@@ -612,49 +748,48 @@ fn attempt(
     let secret = membership.secret.as_ref();
     let stream = connect(resolved, deadline).map_err(retry)?;
     keep_alive(&stream, stream.peer_addr().map_err(retry)?.ip());
+
+    // The other ranks can reach this host at the address from which it reaches the hub.
     let listener = membership.listen(stream.local_addr().map_err(retry)?.ip());
     let listener = listener.map_err(|error| JoinError::Fatal(error.into()))?;
     let own_address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     let hello = &Hello { address: own_address, ..hello.clone() };
+
     stream.set_nodelay(true).map_err(retry)?;
     (&mut &**stream).write_all(&preamble()).map_err(retry)?;
     let mut reader = DeadlineReader { stream: &stream, deadline };
     read_preamble(&mut reader).map_err(|error| no_hub(address, error))?;
     let nonce: Nonce = read_answer(&mut reader)?;
+
     let request = Sealed::new(secret, Side::Rank, &[&nonce], hello);
     (&mut &**stream).write_all(encode_frame(&request).bytes()).map_err(retry)?;
     let reply: Sealed = read_answer(&mut reader)?;
-    let (group, rank, ranks, process) =
-        match reply.open(secret, Side::Hub, &[&nonce, &request.message.0]) {
-            Ok(HelloReply::Welcome { group, rank, ranks, process }) if rank < ranks => {
-                (group, Rank(rank), ranks as usize, process)
-            }
-            Ok(HelloReply::Refused(Refusal::Closing)) => {
-                return Err(JoinError::Gone(CLOSED.into()));
-            }
-            // The seat is that of a rank that leaves, so the next group of this job opens its hub soon.
-            Ok(HelloReply::Refused(refusal @ Refusal::Earlier { .. })) => {
-                return Err(JoinError::Gone(refusal.to_string()));
-            }
-            // The hub that this rank looks for is gone, and its port has a new user.
-            Ok(HelloReply::Refused(Refusal::OtherGroup)) if hello.shrinks.is_some() => {
-                return Err(JoinError::Gone(Refusal::OtherGroup.to_string()));
-            }
-            Ok(HelloReply::Refused(refusal)) => return Err(refused(address, &refusal)),
-            Ok(HelloReply::Welcome { .. }) | Err(OpenError::Malformed) => {
-                return Err(JoinError::Retry(FrameError::Malformed.to_string()));
-            }
-            Err(error) => return Err(unproven(address, hello.rank, error)),
-        };
+    let opened = reply.open::<HelloReply>(secret, Side::Hub, &[&nonce, &request.message.0]);
+
+    let (group, rank, ranks, process) = match opened {
+        Ok(HelloReply::Welcome { group, rank, ranks, process }) if rank < ranks => {
+            (group, Rank(rank), ranks as usize, process)
+        }
+        Ok(HelloReply::Refused(refusal)) => return Err(refused(address, hello, &refusal)),
+        Ok(HelloReply::Welcome { .. }) | Err(OpenError::Malformed) => {
+            return Err(JoinError::Retry(FrameError::Malformed.to_string()));
+        }
+        Err(error) => return Err(unproven(address, hello.rank, error)),
+    };
+
+    // `DeadlineReader` has limited each read. The thread that reads from now on waits for ever.
     stream.set_read_timeout(None).map_err(retry)?;
+
     Ok(Joined { stream, listener, group, rank, ranks, process })
 }
 
+/// Converts an I/O error of an attempt, and decides whether another attempt can succeed.
 fn retry(error: io::Error) -> JoinError {
     let system = SystemError::of_io("cannot connect to the hub", &error);
     if system.is_exhausted() {
         return JoinError::Fatal(system.into());
     }
+
     let reason = error.to_string();
     match error.kind() {
         io::ErrorKind::ConnectionRefused => JoinError::Gone(reason),
@@ -663,6 +798,7 @@ fn retry(error: io::Error) -> JoinError {
     }
 }
 
+/// Reads a message of the hub in the handshake.
 fn read_answer<T: DeserializeOwned>(reader: &mut DeadlineReader<'_>) -> Result<T, JoinError> {
     let reason = match read_frame(reader, HANDSHAKE_BYTES_MAX) {
         Ok(Some(answer)) => return Ok(answer),
@@ -673,20 +809,26 @@ fn read_answer<T: DeserializeOwned>(reader: &mut DeadlineReader<'_>) -> Result<T
         Err(FrameError::Io(error)) => return Err(retry(error)),
         Err(error) => error.to_string(),
     };
+
     Err(JoinError::Retry(reason))
 }
 
-/// Resolves a host name on another thread, because the system's resolver has no deadline.
+/// Resolves the address of the hub within the deadline.
+///
+/// A host name is resolved on another thread, because the system's resolver has no deadline.
 fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinError> {
     let parsed = Address::parse(HUB_ADDRESS, address).map_err(JoinError::Fatal)?;
     if let Some(literal) = parsed.literal() {
         return Ok(vec![literal]);
     }
+
     let (answer, answered) = channel();
     let resolver = limits::spawn("peerlane-resolve", move || {
+        // After the deadline, no thread waits for the answer any more.
         let _ = answer.send(parsed.resolve());
     });
     resolver.map_err(|error| JoinError::Fatal(error.into()))?;
+
     match answered.recv_timeout(deadline.remaining()) {
         Ok(Ok(addresses)) => Ok(addresses),
         Ok(Err(error)) => Err(JoinError::Retry(error.to_string())),
@@ -694,8 +836,11 @@ fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinErr
     }
 }
 
+/// Converts the error of reading the hub's preamble.
 fn no_hub(address: &str, error: PreambleError) -> JoinError {
     let text = match error {
+        // A process that is silent or closes the connection may be starting or ending, so another
+        // attempt can succeed. Bytes of another protocol are final.
         PreambleError::Io(error) if is_timeout(&error) => return JoinError::Retry(SILENT.into()),
         PreambleError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             return JoinError::Closed("a process accepted the connection and closed it".into());
@@ -711,10 +856,23 @@ fn no_hub(address: &str, error: PreambleError) -> JoinError {
              the same Peerlane on all ranks"
         ),
     };
+
     JoinError::Fatal(Error::new(ErrorKind::Mismatch, text))
 }
 
-fn refused(address: &str, refusal: &Refusal) -> JoinError {
+/// Converts a refusal of the hub, and decides whether another attempt can succeed.
+fn refused(address: &str, hello: &Hello, refusal: &Refusal) -> JoinError {
+    match refusal {
+        Refusal::Closing => return JoinError::Gone(CLOSED.into()),
+        // The seat is that of a rank that leaves, so the next group of this job opens its hub soon.
+        Refusal::Earlier { .. } => return JoinError::Gone(refusal.to_string()),
+        // The hub that this rank looks for is gone, and its port has a new user.
+        Refusal::OtherGroup if hello.shrinks.is_some() => {
+            return JoinError::Gone(refusal.to_string());
+        }
+        _ => {}
+    }
+
     let kind = match refusal {
         Refusal::Ended { .. } | Refusal::ShrunkWithout { .. } | Refusal::Exhausted { .. } => {
             ErrorKind::Aborted
@@ -722,14 +880,17 @@ fn refused(address: &str, refusal: &Refusal) -> JoinError {
         _ => ErrorKind::Mismatch,
     };
     let error = Error::new(kind, format!("the hub at {address} rejected this rank: {refusal}"));
+
     let peer = match refusal {
         Refusal::Taken { rank, .. } => Some(*rank),
         Refusal::Ended { peer, .. } | Refusal::Exhausted { runs_hub: peer, .. } => *peer,
         _ => None,
     };
+
     JoinError::Fatal(with_peer(error, peer.map(Rank)))
 }
 
+/// Returns the error for a hub that has not proved that it knows the secret of this rank.
 fn unproven(address: &str, rank: u32, error: OpenError) -> JoinError {
     let difference = match error {
         OpenError::NoProof => {
@@ -740,6 +901,7 @@ fn unproven(address: &str, rank: u32, error: OpenError) -> JoinError {
         }
         _ => format!("rank {rank} and the hub at {address} have different secrets"),
     };
+
     let text = format!(
         "{difference}; set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks and for the hub, and \
          MASTER_PORT or PEERLANE_PORT to a different port for every job"
@@ -747,10 +909,12 @@ fn unproven(address: &str, rank: u32, error: OpenError) -> JoinError {
     JoinError::Fatal(Error::new(ErrorKind::Mismatch, text))
 }
 
+/// Returns the error for a hub that this rank did not reach before the deadline.
 fn not_reached(address: &str, hello: &Hello, deadline: Deadline, reason: &str) -> Error {
     let is_unspecified =
         Address::parse(HUB_ADDRESS, address).is_ok_and(|parsed| parsed.is_unspecified());
     let host = if is_unspecified { " (which means the own host on every rank)" } else { "" };
+
     let text = format!(
         "rank {} did not reach the hub at {address}{host} within {}: {reason}; check that rank 0 runs, \
          that MASTER_ADDR and MASTER_PORT name the host of rank 0 and a free port, and that no \

@@ -4,7 +4,8 @@ use std::fs;
 
 /// Returns the processes that hold a listening socket at a TCP port, such as `process 17 (python3)`.
 ///
-/// It is empty if the processes belong to another user or to another process namespace, which this process cannot look into.
+/// The list is empty if this process cannot see them, because they belong to another user or to
+/// another process namespace.
 pub(super) fn holders(port: u16) -> Vec<String> {
     let sockets: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
@@ -18,12 +19,16 @@ pub(super) fn holders(port: u16) -> Vec<String> {
 
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let holds = |pid: &u32| {
-        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        let mut targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
-        targets.any(|target| sockets.iter().any(|socket| target.as_os_str() == socket.as_str()))
-    };
-    pids.filter(holds).map(named).collect()
+
+    pids.filter(|pid| holds(*pid, &sockets)).map(named).collect()
+}
+
+/// Returns whether a process has a descriptor of one of these sockets, such as `socket:[31]`.
+fn holds(pid: u32, sockets: &[String]) -> bool {
+    // The folder cannot be read if the process has ended or belongs to another user.
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut targets = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
+    targets.any(|target| sockets.iter().any(|socket| target.as_os_str() == socket.as_str()))
 }
 
 fn named(pid: u32) -> String {
@@ -33,17 +38,24 @@ fn named(pid: u32) -> String {
     }
 }
 
-/// Returns the inodes of the sockets that listen at a port, from a table of the kernel.
+/// Returns the inodes of the sockets that listen at a port, from a table such as `/proc/net/tcp`.
 fn listening(table: &str, port: u16) -> Vec<String> {
-    let socket = |line: &str| {
-        let mut fields = line.split_ascii_whitespace().skip(1);
-        let local = fields.next()?.rsplit_once(':')?.1;
-        // The number of the state LISTEN.
-        let listens = fields.nth(1)? == "0A";
-        let is_at_port = u16::from_str_radix(local, 16) == Ok(port);
-        (listens && is_at_port).then_some(fields.nth(5)?.to_owned())
-    };
-    table.lines().filter_map(socket).collect()
+    table.lines().filter_map(|line| listening_inode(line, port)).collect()
+}
+
+/// Returns the inode of the socket in a line of the table, if the socket listens at the port.
+fn listening_inode(line: &str, port: u16) -> Option<String> {
+    // The fields are: index, local address, remote address, state, five others, inode.
+    let mut fields = line.split_ascii_whitespace().skip(1);
+    let local_port = fields.next()?.rsplit_once(':')?.1;
+    let state = fields.nth(1)?;
+    let inode = fields.nth(5)?;
+
+    // The number of the state LISTEN is 10.
+    let listens = state == "0A";
+    let is_at_port = u16::from_str_radix(local_port, 16) == Ok(port);
+
+    (listens && is_at_port).then(|| inode.to_owned())
 }
 
 #[cfg(test)]

@@ -23,14 +23,21 @@ use super::wire::{
     has_closed, is_timeout, keep_alive, read_frame,
 };
 
+/// How long a connection may take to join.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The hub reads this many bytes from a rejected connection, so that the other side can read the answer.
+/// The most bytes that the hub reads from a rejected connection.
 const REJECT_BYTES: u64 = 64 << 10;
+
+/// How long the hub reads from a rejected connection, and how long an exhausted hub waits for a
+/// hello.
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A connection that is no rank of this group gets an answer and is closed, without effect on the group. If the hub is
-/// `exhausted`, every connection is.
+/// Performs the handshake of a connection, and then applies the messages of its rank until it
+/// closes.
+///
+/// A connection that is no rank of this group gets an answer and is closed, without effect on the
+/// group. If the hub is `exhausted`, this applies to every connection.
 pub(super) fn serve(
     shared: &Arc<Shared>,
     stream: Stream,
@@ -43,14 +50,18 @@ pub(super) fn serve(
         Err(rejection) => {
             shared.count_refused(origin, number, &rejection.reason);
             reject(&stream, &rejection.answer);
+
+            // A connection counts until its descriptor is closed.
             drop(stream);
             shared.forget(number);
+
             if let Some(rank) = rejection.rank {
                 shared.tell(rank);
             }
             return;
         }
     };
+
     let process = process.and_then(|process| process.find());
     let mut reader = BufReader::new(PeerReader { stream, process });
     let how = loop {
@@ -69,13 +80,17 @@ pub(super) fn serve(
             Err(error) => break format!("its connection from {origin} failed: {error}"),
         }
     };
+
+    // This has no effect if the rank has left before.
     shared.apply((rank, number), Addressed::to_all(Event::Lost { how }));
 }
 
+/// Describes a connection that does not become a rank.
 struct Rejection {
     reason: String,
     /// The rank, if it has proved that it belongs to the job.
     rank: Option<Rank>,
+    /// The last bytes that the hub sends.
     answer: Vec<u8>,
 }
 
@@ -85,6 +100,7 @@ impl From<String> for Rejection {
     }
 }
 
+/// Performs the hub's side of the handshake, and returns the rank that has joined and its process.
 fn handshake(
     shared: &Arc<Shared>,
     connection: &Stream,
@@ -92,52 +108,35 @@ fn handshake(
     exhausted: Option<&SystemError>,
 ) -> Result<(Rank, Option<ProcessId>), Rejection> {
     let stream: &TcpStream = connection;
-    let failed = |error: io::Error| {
-        Rejection::from(if is_timeout(&error) {
-            format!("it did not join within {}", Seconds(HANDSHAKE_TIMEOUT))
-        } else if has_closed(&error) {
-            "it closed before it joined".to_owned()
-        } else {
-            error.to_string()
-        })
-    };
     stream.set_nodelay(true).map_err(failed)?;
     (&mut &*stream).write_all(&preamble()).map_err(failed)?;
+
     // Other connections wait meanwhile if the hub is exhausted.
     let timeout = exhausted.map_or(HANDSHAKE_TIMEOUT, |_| REJECT_TIMEOUT);
     let mut reader = DeadlineReader { stream, deadline: Deadline::after(timeout) };
-    read_preamble(&mut reader).map_err(|error| match error {
-        PreambleError::Io(error) => failed(error),
-        PreambleError::Foreign(_) => {
-            let reason = "it sent bytes of another protocol".to_owned();
-            Rejection { reason, rank: None, answer: foreign_text(shared.ranks) }
-        }
-        // The rank knows the hub's version from the preamble and reports it better.
-        PreambleError::Version(version) => {
-            format!("it uses version {version} of the protocol, expected {VERSION}").into()
-        }
-    })?;
+    read_preamble(&mut reader).map_err(|error| no_rank(error, shared.ranks))?;
+
     let nonce = random_bytes().map_err(|error| error.to_string())?;
     (&mut &*stream).write_all(encode_frame(&nonce).bytes()).map_err(failed)?;
+
     let request: Sealed = match read_frame(&mut reader, HANDSHAKE_BYTES_MAX) {
         Ok(Some(request)) => request,
         Ok(None) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
         Err(FrameError::Io(error)) => return Err(failed(error)),
         Err(error) => return Err(error.to_string().into()),
     };
+
     let secret = shared.secret.as_ref();
     let seal =
         |reply: &HelloReply| Sealed::new(secret, Side::Hub, &[&nonce, &request.message.0], reply);
+
     let hello: Hello = request.open(secret, Side::Rank, &[&nonce]).map_err(|error| {
-        let reason = match error {
-            OpenError::NoProof => "it has no secret, but the hub has one",
-            OpenError::NoSecret => "it has a secret, but the hub has none",
-            OpenError::WrongProof => "it has another secret than the hub",
-            OpenError::Malformed => "it sent a message that is no hello",
-        };
+        let reason = unproven_text(error).to_owned();
         let answer = encode_frame(&seal(&HelloReply::Refused(Refusal::Unproven))).bytes().to_vec();
-        Rejection { reason: reason.to_owned(), rank: None, answer }
+        Rejection { reason, rank: None, answer }
     })?;
+
+    // Only a connection that has proved that it belongs to the job may end the start.
     let rank = Rank(hello.rank);
     let refused = |error: &SystemError| {
         let reason = error.to_string();
@@ -146,6 +145,7 @@ fn handshake(
         let answer = encode_frame(&seal(&HelloReply::Refused(refusal))).bytes().to_vec();
         Rejection { reason, rank: Some(rank), answer }
     };
+
     if let Some(error) = exhausted {
         shared.fail(error);
         return Err(refused(error));
@@ -157,13 +157,53 @@ fn handshake(
         shared.fail(&error);
         refused(&error)
     })?;
+
     let process = hello.process.clone();
     match shared.admit(hello, (origin, number), outbox, seal) {
         Ok(rank) => Ok((rank, process)),
+        // `admit` has sent its refusal itself, so the rejection has no answer.
         Err(refusal) => Err(Rejection { rank: Some(rank), ..Rejection::from(refusal.to_string()) }),
     }
 }
 
+/// Converts an I/O error of the handshake.
+fn failed(error: io::Error) -> Rejection {
+    let reason = if is_timeout(&error) {
+        format!("it did not join within {}", Seconds(HANDSHAKE_TIMEOUT))
+    } else if has_closed(&error) {
+        "it closed before it joined".to_owned()
+    } else {
+        error.to_string()
+    };
+
+    Rejection::from(reason)
+}
+
+/// Converts the error of reading the preamble of a connection.
+fn no_rank(error: PreambleError, ranks: usize) -> Rejection {
+    match error {
+        PreambleError::Io(error) => failed(error),
+        PreambleError::Foreign(_) => {
+            let reason = "it sent bytes of another protocol".to_owned();
+            Rejection { reason, rank: None, answer: foreign_text(ranks) }
+        }
+        // The rank knows the hub's version from the preamble and reports it better.
+        PreambleError::Version(version) => {
+            format!("it uses version {version} of the protocol, expected {VERSION}").into()
+        }
+    }
+}
+
+fn unproven_text(error: OpenError) -> &'static str {
+    match error {
+        OpenError::NoProof => "it has no secret, but the hub has one",
+        OpenError::NoSecret => "it has a secret, but the hub has none",
+        OpenError::WrongProof => "it has another secret than the hub",
+        OpenError::Malformed => "it sent a message that is no hello",
+    }
+}
+
+/// Returns the answer to a program of another protocol, which its user may see.
 fn foreign_text(ranks: usize) -> Vec<u8> {
     format!(
         "\nThis is the hub of a Peerlane group of {ranks} ranks, protocol version {VERSION}. It \
@@ -172,9 +212,12 @@ fn foreign_text(ranks: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// A close with unread bytes would discard the answer to a rejected connection, so the hub reads on for a moment.
+/// Sends the last answer of a rejected connection, and reads on for a moment.
+///
+/// A close with unread bytes would discard the answer.
 fn reject(mut stream: &TcpStream, text: &[u8]) {
     let sent = stream.write_all(text).and_then(|()| stream.shutdown(Shutdown::Write));
+
     let reader = DeadlineReader { stream, deadline: Deadline::after(REJECT_TIMEOUT) };
     if sent.is_ok() {
         let _ = io::copy(&mut reader.take(REJECT_BYTES), &mut io::sink());

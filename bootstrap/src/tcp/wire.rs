@@ -26,11 +26,13 @@ use super::super::message;
 use super::super::meter::Charge;
 use super::super::process::Process;
 
-/// The longest frames from a rank and from the hub.
+/// The most bytes of a frame from a rank, without the length.
 pub(super) const REQUEST_BYTES_MAX: u32 = message::REQUEST_BYTES_MAX as u32;
+
+/// The most bytes of a frame from the hub, without the length.
 pub(super) const REPLY_BYTES_MAX: u32 = message::REPLY_BYTES_MAX as u32;
 
-/// The bytes of a message, which can be queued for several connections.
+/// Holds the bytes of a message, which can be queued for several connections.
 #[derive(Clone)]
 pub(super) struct Frame {
     bytes: Arc<[u8]>,
@@ -38,11 +40,12 @@ pub(super) struct Frame {
     charge: Option<Arc<Charge>>,
 }
 
-/// A connection, which a forked child does not keep open.
+/// A shared connection that a forked child does not keep open.
 pub(super) type Stream = Arc<Uninherited<TcpStream>>;
 
 const LENGTH_BYTES: usize = size_of::<u32>();
 
+/// Tells why no frame could be read.
 #[derive(Debug)]
 pub(super) enum FrameError {
     Io(io::Error),
@@ -52,8 +55,10 @@ pub(super) enum FrameError {
 }
 
 impl FrameError {
-    /// Returns whether the other end is gone. A process that is killed while it has not read everything resets its
-    /// connections, and one that is killed while it writes leaves a part of a frame.
+    /// Returns whether the other end is gone.
+    ///
+    /// A process that is killed while it has not read everything resets its connections, and one
+    /// that is killed while it writes leaves a part of a frame.
     pub(super) fn is_closed(&self) -> bool {
         match self {
             Self::Io(error) => has_closed(error),
@@ -69,17 +74,19 @@ pub(super) fn has_closed(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-/// The caller must have limited the length of the message's variable fields.
+/// Encodes a message as a frame. The caller must have limited the length of its variable fields.
 pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
-    let bytes = postcard::to_extend(value, vec![0; LENGTH_BYTES])
+    // The length comes first but is known last, so its place is kept free.
+    let mut bytes = postcard::to_extend(value, vec![0; LENGTH_BYTES])
         .expect("messages consist of types that postcard can encode");
     let length = u32::try_from(bytes.len() - LENGTH_BYTES).expect("blobs and labels are limited");
-    let mut bytes = bytes;
     bytes[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
+
     Frame { bytes: bytes.into(), charge: None }
 }
 
 impl Frame {
+    /// Charges the frame to the rank of `charge`, if any, instead of the rank that reads it.
     pub(super) fn charged_to(self, charge: Option<&Arc<Charge>>) -> Self {
         Self { charge: charge.cloned(), ..self }
     }
@@ -88,7 +95,7 @@ impl Frame {
         &self.bytes
     }
 
-    /// Returns what the frame counts for the rank that reads it.
+    /// Returns how many bytes the frame counts for the rank that reads it.
     pub(super) fn kept_bytes(&self) -> usize {
         if self.charge.is_some() { 0 } else { self.bytes.len() + FRAME_BYTES }
     }
@@ -99,40 +106,49 @@ pub(super) fn read_frame<T: DeserializeOwned>(
     stream: &mut impl Read,
     bytes_max: u32,
 ) -> Result<Option<T>, FrameError> {
-    let length = take(stream, LENGTH_BYTES)?;
-    if length.is_empty() {
+    let header = take(stream, LENGTH_BYTES)?;
+    if header.is_empty() {
         return Ok(None);
     }
-    let length = length
-        .try_into()
-        .map_err(|short: Vec<u8>| FrameError::Truncated { bytes: short.len(), expected: 4 })?;
+    let length = header.try_into().map_err(|short: Vec<u8>| FrameError::Truncated {
+        bytes: short.len(),
+        expected: LENGTH_BYTES,
+    })?;
+
     let bytes = u32::from_le_bytes(length);
     if bytes > bytes_max {
         return Err(FrameError::TooLong { bytes, bytes_max });
     }
+
     let expected = bytes as usize;
     let body = take(stream, expected)?;
     if body.len() < expected {
         return Err(FrameError::Truncated { bytes: body.len(), expected });
     }
+
     match postcard::take_from_bytes(&body) {
         Ok((value, [])) => Ok(Some(value)),
         _ => Err(FrameError::Malformed),
     }
 }
 
-/// Reads so many bytes, or fewer if the stream ends. Memory grows as they arrive, and never exceeds them.
+/// Reads `bytes` bytes, or fewer if the stream ends.
 fn take(stream: &mut impl Read, bytes: usize) -> Result<Vec<u8>, FrameError> {
     let mut taken = Vec::new();
     while taken.len() < bytes {
+        // The memory at most doubles with each part, so a peer that announces much and sends little
+        // takes little. The exact reservation never exceeds `bytes`.
         let part = taken.len().max(PART_BYTES).min(bytes - taken.len());
         taken.reserve_exact(part);
+
         let begin = taken.len();
         stream.take(part as u64).read_to_end(&mut taken).map_err(FrameError::Io)?;
+
         if taken.len() - begin < part {
             break;
         }
     }
+
     Ok(taken)
 }
 
@@ -140,6 +156,7 @@ impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "{error}"),
+            // The rest of such a frame is not read.
             Self::TooLong { bytes, bytes_max } => {
                 write!(
                     f,
@@ -157,25 +174,25 @@ impl fmt::Display for FrameError {
     }
 }
 
-/// A host that has not answered for this long counts as gone.
+/// How long a host may not answer before it counts as gone.
 pub(super) const HOST_GONE: Duration = Duration::from_secs(20);
 
-/// Messages of a process that has ended arrive within this time.
+/// How long the last messages of a process that has ended may take to arrive.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(50);
 
-/// A closing connection is given up after this time without a written byte.
+/// How long a closing connection may not take a byte before it is given up.
 const STALL_MAX: Duration = Duration::from_millis(500);
 
-/// The memory for a frame grows by this much at first.
+/// The first part of the memory for a frame, in bytes.
 const PART_BYTES: usize = 4096;
 
-/// The bytes of a connection that wait in the kernel.
+/// The most bytes of a connection that wait in the kernel.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 
-/// What a queued frame counts for beside its bytes.
+/// The number of bytes that a queued frame counts for, beside its own.
 const FRAME_BYTES: usize = 64;
 
-/// Queued frames up to this total size are joined to one write.
+/// The size in bytes up to which queued frames are joined to one write.
 const BATCH_BYTES: usize = 64 << 10;
 
 /// Writes frames to a TCP connection on a thread of its own, so that sending never blocks.
@@ -191,6 +208,7 @@ pub(super) struct Outbox {
     generation: Generation,
 }
 
+/// Queues frames for the thread of an [`Outbox`].
 #[derive(Clone)]
 pub(super) struct FrameSender {
     queue: Sender<Item>,
@@ -211,23 +229,28 @@ enum Item {
 const OUTBOX_BYTES_MAX: usize = 16 << 20;
 
 impl Outbox {
+    /// Starts the thread that writes to a connection.
     pub(super) fn open(stream: &Stream) -> Result<Self, SystemError> {
         let stream = Arc::clone(stream);
         // What the kernel has taken counts for nobody, so it must not be much.
         sockopt::set_socket_send_buffer_size(&**stream, SEND_BUFFER_BYTES)
             .map_err(|errno| SystemError::new("cannot set the size of a send buffer", errno))?;
-        let closing = Arc::new(AtomicBool::new(false));
+
         let (queue, queued) = channel();
+        let closing = Arc::new(AtomicBool::new(false));
         let queued_bytes = Arc::new(AtomicUsize::new(0));
         let writer = {
-            let (closing, queued_bytes) = (Arc::clone(&closing), Arc::clone(&queued_bytes));
+            let closing = Arc::clone(&closing);
+            let queued_bytes = Arc::clone(&queued_bytes);
             limits::spawn("peerlane-tcp-write", move || {
                 // The reading side reports a lost connection.
                 let _ = write(&stream, &queued, &queued_bytes, &closing);
                 let _ = stream.shutdown(Shutdown::Both);
             })?
         };
+
         let sender = FrameSender { queue, queued_bytes, result_bytes: Arc::default() };
+
         Ok(Self { sender, closing, writer: Some(writer), generation: Generation::now() })
     }
 
@@ -238,16 +261,19 @@ impl Outbox {
     /// Starts to close the connection early, so that the drop only waits until the queue is written.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
+
+        // The queue has no reader if the connection failed, and then there is nothing to end.
         let _ = self.sender.queue.send(Item::End);
     }
 }
 
 impl Drop for Outbox {
     fn drop(&mut self) {
+        // The thread does not exist in a forked child.
         if self.generation.is_past() {
-            // The thread does not exist in a forked child.
             return;
         }
+
         self.close();
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
@@ -256,23 +282,26 @@ impl Drop for Outbox {
 }
 
 impl FrameSender {
-    /// Returns whether more bytes wait for the connection than for one that is read, beside the newest result.
+    /// Returns whether so many bytes wait that the other end does not seem to read.
     pub(super) fn is_full(&self) -> bool {
         let result = self.result_bytes.load(Ordering::Relaxed);
         self.queued_bytes.load(Ordering::Relaxed) > OUTBOX_BYTES_MAX + result
     }
 
-    /// Notes how many bytes the result has that is sent next.
+    /// Sets the size of the exchange result that is sent next, by which the limit of the queue
+    /// grows.
     pub(super) fn note_result(&self, bytes: usize) {
         self.result_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Queues a frame; one for a closed connection is dropped.
+    /// Queues a frame. A frame for a closed connection is dropped.
     pub(super) fn send(&self, frame: Frame) {
+        // The count grows first, because the thread that writes may subtract the frame at once.
         self.queued_bytes.fetch_add(frame.kept_bytes(), Ordering::Relaxed);
         let _ = self.queue.send(Item::Frame(frame));
     }
 
+    /// Returns the reason why a rank that does not read is lost.
     pub(super) fn full_text(&self) -> String {
         let bytes = self.queued_bytes.load(Ordering::Relaxed);
         format!(
@@ -281,14 +310,18 @@ impl FrameSender {
     }
 }
 
+/// Writes queued frames until the end of the queue, or until the connection fails.
 fn write(
     stream: &Stream,
     queued: &Receiver<Item>,
     queued_bytes: &AtomicUsize,
     closing: &AtomicBool,
 ) -> io::Result<()> {
-    let (mut batch, mut frames) = (Vec::new(), Vec::new());
+    let mut batch = Vec::new();
+    // A frame counts for a rank until it is dropped, so it is kept until it is written.
+    let mut frames = Vec::new();
     while let Ok(Item::Frame(frame)) = queued.recv() {
+        // A large frame is not worth a copy into the batch.
         if frame.bytes.len() >= BATCH_BYTES {
             write_batch(stream, &frame.bytes, closing)?;
             queued_bytes.fetch_sub(frame.kept_bytes(), Ordering::Relaxed);
@@ -308,18 +341,23 @@ fn write(
                 Err(_) => break,
             }
         }
+
         write_batch(stream, &batch, closing)?;
         let written = frames.drain(..).map(|frame| frame.kept_bytes()).sum();
         queued_bytes.fetch_sub(written, Ordering::Relaxed);
         if ended {
             break;
         }
+
+        // The last frame of a batch can be large, and its memory is not kept.
         batch.clear();
         batch.shrink_to(BATCH_BYTES);
     }
+
     Ok(())
 }
 
+/// Writes all bytes, however long the other end does not read, unless the connection is closing.
 fn write_batch(mut stream: &TcpStream, batch: &[u8], closing: &AtomicBool) -> io::Result<()> {
     let mut rest = batch;
     while !rest.is_empty() {
@@ -327,6 +365,7 @@ fn write_batch(mut stream: &TcpStream, batch: &[u8], closing: &AtomicBool) -> io
             stream.set_write_timeout(Some(timeout))?;
             stream.write(rest)
         });
+
         match written {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => rest = &rest[written..],
@@ -335,10 +374,11 @@ fn write_batch(mut stream: &TcpStream, batch: &[u8], closing: &AtomicBool) -> io
             Err(error) => return Err(error),
         }
     }
+
     Ok(())
 }
 
-/// Reads of a connection, which also end when the process at the other end has ended.
+/// Reads from a connection until it closes or the process at the other end has ended.
 pub(super) struct PeerReader {
     pub(super) stream: Stream,
     /// The process, if it is one of this host.
@@ -346,12 +386,15 @@ pub(super) struct PeerReader {
 }
 
 impl PeerReader {
-    /// Waits until the connection can be read, and returns whether it can. It cannot if the process has ended and a child of it
-    /// keeps the connection open.
+    /// Waits until the connection can be read, and returns whether it can.
+    ///
+    /// It cannot if the process has ended and a child of it keeps the connection open.
     fn wait(&self) -> io::Result<bool> {
         let Some(process) = &self.process else { return Ok(true) };
+
         let ends = [self.stream.as_fd(), process.as_fd()];
         let mut watched = ends.each_ref().map(|end| PollFd::new(end, PollFlags::IN));
+
         retry_on_intr(|| poll(&mut watched, None))?;
         if !watched[0].revents().is_empty() {
             return Ok(true);
@@ -369,6 +412,7 @@ impl Read for PeerReader {
         if self.wait()? {
             return (&**self.stream).read(buffer);
         }
+
         let pid = self.process.as_ref().map_or(0, Process::pid);
         let text =
             format!("its process {pid} has ended, but a child of it keeps the connection open");
@@ -376,6 +420,7 @@ impl Read for PeerReader {
     }
 }
 
+/// Reads from a connection until a deadline, however slowly bytes arrive.
 pub(super) struct DeadlineReader<'a> {
     pub(super) stream: &'a TcpStream,
     pub(super) deadline: Deadline,
@@ -383,32 +428,40 @@ pub(super) struct DeadlineReader<'a> {
 
 impl Read for DeadlineReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        // A read timeout of zero would be an error of another kind.
         let remaining = self.deadline.remaining();
         if remaining.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
+
         self.stream.set_read_timeout(Some(remaining))?;
         (&mut &*self.stream).read(buffer)
     }
 }
 
-/// Has the kernel notice that the host at the other end is gone, also while nobody waits for it.
+/// Makes the kernel check that the host at the other end answers, even while no thread waits for
+/// it.
 ///
 /// Without these options the connection to a host that has lost its power stays open for hours.
 pub(super) fn keep_alive(stream: &TcpStream, peer: IpAddr) {
     if peer.to_canonical().is_loopback() {
         return;
     }
+
     // Every Linux has these options. Without them, the deadlines of calls find the host that is gone.
+    // The first probe comes after half of the time. It and the next four are a tenth apart, and the
+    // connection closes a tenth after the last.
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, HOST_GONE / 2);
     let _ = sockopt::set_tcp_keepintvl(stream, HOST_GONE / 10);
     let _ = sockopt::set_tcp_keepcnt(stream, 5);
+
     // Data that is not acknowledged stops the probes, and has a limit of its own.
     let _ = sockopt::set_tcp_user_timeout(stream, HOST_GONE.as_millis() as u32);
 }
 
-/// Systems report a timeout of a read or write as either of two error kinds.
+/// Returns whether a read or write has timed out, which systems report as either of two error
+/// kinds.
 pub(super) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
