@@ -37,7 +37,8 @@ pub struct AbortRecord {
     /// The rank that caused the failure, if it is known.
     #[serde(with = "rank")]
     pub peer: Option<Rank>,
-    /// The operation that failed, such as `all-gather 1`; empty if the failure was outside of an operation.
+    /// The operation that failed, such as `all-gather 1`; empty if the failure was outside of an
+    /// operation.
     pub operation: String,
     /// The step of the plan that the failed operation waited for, such as a flag of a peer.
     pub phase: String,

@@ -10,8 +10,8 @@
 //! | `127.1`, `2130706433` | an error: short forms of IPv4 addresses, which not all resolvers read |
 //! | `tcp://node0`, `a b`, a name of more than 253 bytes | an error |
 //!
-//! Every error of this file is one before the first wait. A name that cannot be resolved is not such an error, because a name
-//! service may know it later.
+//! Every error of this file is one before the first wait. A name that cannot be resolved is not
+//! such an error, because a name service may know it later.
 
 use std::fmt;
 use std::io;
@@ -122,8 +122,8 @@ impl Address {
 
     /// Returns whether the address is one of this host only.
     ///
-    /// Only the literal loopback addresses and `localhost` count. A host may resolve its own name to a loopback address, but
-    /// other hosts do not, so no other name counts.
+    /// Only the literal loopback addresses and `localhost` count. A host may resolve its own name
+    /// to a loopback address, but other hosts do not, so no other name counts.
     pub(crate) fn is_loopback(&self) -> bool {
         match &self.host {
             Host::Ip(ip) => ip.is_loopback(),
@@ -148,7 +148,8 @@ impl Address {
     /// Resolves the host. The system's resolver can block for long.
     ///
     /// # Errors
-    /// That of the resolver, for example for an unknown name, or for an interface that this host does not have.
+    /// That of the resolver, for example for an unknown name, or for an interface that this host
+    /// does not have.
     pub(crate) fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         let host = match &self.host {
             Host::Ip(ip) => return Ok(vec![SocketAddr::new(*ip, self.port)]),

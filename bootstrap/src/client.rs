@@ -1,6 +1,7 @@
 //! Implements the side of one rank: exchanges between all ranks, and notices of lost ranks.
 //!
-//! The in-process group and the TCP bootstrap add the transport to and from the hub and share the rest.
+//! The in-process group and the TCP bootstrap add the transport to and from the hub and share the
+//! rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::repeat_n;

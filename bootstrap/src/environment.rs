@@ -1,4 +1,5 @@
-//! Reads the environment variables in which the launcher tells a process its rank and the address of the hub.
+//! Reads the environment variables in which the launcher tells a process its rank and the address
+//! of the hub.
 //!
 //! | launcher | rank, ranks | on this host | hub |
 //! | --- | --- | --- | --- |
@@ -12,44 +13,50 @@
 //! | PALS, the `mpiexec` of PBS and Cray systems | `PALS_RANKID`, no size | `PALS_LOCAL_RANKID`, `PALS_LOCAL_SIZE` | |
 //! | Slurm's `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID` | the first host of `SLURM_STEP_NODELIST` |
 //!
-//! The first row of which both the rank and the size are set is used: `mpirun` inside a Slurm job is Open MPI. What it does not
-//! say about this host is taken from the rows below it that give the same rank and size. If a row above it gives another
-//! rank or size, that is an error, because several ranks would otherwise become several groups of one.
+//! The first row of which both the rank and the size are set is used: `mpirun` inside a Slurm job
+//! is Open MPI. What it does not say about this host is taken from the rows below it that give the
+//! same rank and size. If a row above it gives another rank or size, that is an error, because
+//! several ranks would otherwise become several groups of one.
 //!
-//! A process without such a row is a group of one rank, unless a variable shows that it is one of several. Then it gets an error
-//! that names the variable. These variables show that:
+//! A process without such a row is a group of one rank, unless a variable shows that it is one of
+//! several. Then it gets an error that names the variable. These variables show that:
 //!
-//! - every variable of the columns "rank, ranks" and "on this host", `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` and `PEERLANE_HUB`;
+//! - every variable of the columns "rank, ranks" and "on this host", `GROUP_RANK`, `MASTER_ADDR`,
+//!   `MASTER_PORT` and `PEERLANE_HUB`;
 //! - but not a number of ranks of 1, which some login scripts set as `WORLD_SIZE`;
-//! - but not `PMIX_RANK=0`: Open MPI 4 sets it in a process without a launcher that initialises MPI. Other ranks get the error;
-//! - but not `SLURM_PROCID=0` and `SLURM_LOCALID=0`, which a batch script has. If `SLURM_NTASKS` or `SLURM_NPROCS` says that the
-//!   job has several tasks, a program that `srun` did not start gets an error. Without `SLURM_PROCID`, as in the shell of
-//!   `salloc`, these two mean nothing.
+//! - but not `PMIX_RANK=0`: Open MPI 4 sets it in a process without a launcher that initialises
+//!   MPI. Other ranks get the error;
+//! - but not `SLURM_PROCID=0` and `SLURM_LOCALID=0`, which a batch script has. If `SLURM_NTASKS` or
+//!   `SLURM_NPROCS` says that the job has several tasks, a program that `srun` did not start gets
+//!   an error. Without `SLURM_PROCID`, as in the shell of `salloc`, these two mean nothing.
 //!
-//! Variables that single processes have too show nothing: `JOB_COMPLETION_INDEX` of an indexed job of Kubernetes,
-//! `SLURM_ARRAY_TASK_ID`, `NODE_RANK`, and settings that are useful in a profile, such as `PEERLANE_PORT` and `PEERLANE_SECRET`.
-//! Processes whose variables were all removed cannot be told from single processes. A program that knows how many ranks it must
-//! have sets that number with `OpenOptions::ranks` of the crate `peerlane`.
+//! Variables that single processes have too show nothing: `JOB_COMPLETION_INDEX` of an indexed job
+//! of Kubernetes, `SLURM_ARRAY_TASK_ID`, `NODE_RANK`, and settings that are useful in a profile,
+//! such as `PEERLANE_PORT` and `PEERLANE_SECRET`. Processes whose variables were all removed cannot
+//! be told from single processes. A program that knows how many ranks it must have sets that number
+//! with `OpenOptions::ranks` of the crate `peerlane`.
 //!
-//! - `MASTER_ADDR` is optional if the launcher says that all ranks are on one host: the default is then 127.0.0.1. It is also
-//!   optional in a Slurm job, in which rank 0 is on the first host. `MASTER_PORT` is always optional: the default is
-//!   [`DEFAULT_PORT`].
-//! - With `TORCHELASTIC_USE_AGENT_STORE=True` torchrun's own store listens at `MASTER_PORT`; the hub
-//!   takes the port after it. A program that opens a store there itself sets `PEERLANE_PORT`.
+//! - `MASTER_ADDR` is optional if the launcher says that all ranks are on one host: the default is
+//!   then 127.0.0.1. It is also optional in a Slurm job, in which rank 0 is on the first host.
+//!   `MASTER_PORT` is always optional: the default is [`DEFAULT_PORT`].
+//! - With `TORCHELASTIC_USE_AGENT_STORE=True` torchrun's own store listens at `MASTER_PORT`; the
+//!   hub takes the port after it. A program that opens a store there itself sets `PEERLANE_PORT`.
 //! - `PEERLANE_PORT` takes precedence over `MASTER_PORT`.
-//! - `MASTER_ADDR` is a name, an IPv4 address, or an IPv6 address with or without brackets. A link-local address needs the
-//!   interface of this host, as in `fe80::1%eth0`. `0.0.0.0` and `::` mean the host of each rank, so they work on one host only.
+//! - `MASTER_ADDR` is a name, an IPv4 address, or an IPv6 address with or without brackets. A
+//!   link-local address needs the interface of this host, as in `fe80::1%eth0`. `0.0.0.0` and `::`
+//!   mean the host of each rank, so they work on one host only.
 //! - `PEERLANE_HUB=host:port` names an [external hub](super::tcp::Hub): rank 0 opens none, and the
 //!   address and ports above are ignored.
-//! - `PEERLANE_SECRET`, or a file that only its owner can access and that `PEERLANE_SECRET_FILE` names, holds
-//!   the [secret](super::Secret) of the job: 16 to 4096 bytes, the same on all ranks. Only processes that know
-//!   it can join.
-//! - Without a secret, the address of the hub must be a loopback address. If the launcher says that all ranks
-//!   are on one host, it is 127.0.0.1, whatever `MASTER_ADDR` is. `PEERLANE_ALLOW_UNAUTHENTICATED=1` permits
-//!   other addresses, at which any process can then join.
-//! - `PEERLANE_JOB_ID` identifies the job, so that two jobs at one port are told apart. The default is
-//!   `TORCHELASTIC_RUN_ID` unless it is `none`, `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid`, or
-//!   `SLURM_JOB_ID.SLURM_STEP_ID`.
+//! - `PEERLANE_SECRET`, or a file that only its owner can access and that `PEERLANE_SECRET_FILE`
+//!   names, holds the [secret](super::Secret) of the job: 16 to 4096 bytes, the same on all ranks.
+//!   Only processes that know it can join.
+//! - Without a secret, the address of the hub must be a loopback address. If the launcher says that
+//!   all ranks are on one host, it is 127.0.0.1, whatever `MASTER_ADDR` is.
+//!   `PEERLANE_ALLOW_UNAUTHENTICATED=1` permits other addresses, at which any process can then
+//!   join.
+//! - `PEERLANE_JOB_ID` identifies the job, so that two jobs at one port are told apart. The default
+//!   is `TORCHELASTIC_RUN_ID` unless it is `none`, `PMIX_NAMESPACE` or `OMPI_MCA_ess_base_jobid`,
+//!   or `SLURM_JOB_ID.SLURM_STEP_ID`.
 //!
 //! An empty variable counts as not set.
 
@@ -78,12 +85,13 @@ pub struct Environment {
     pub local_rank: Option<u32>,
     /// The number of ranks on this host, if the launcher sets it.
     pub local_ranks: Option<u32>,
-    /// The id of the job, if the launcher or `PEERLANE_JOB_ID` sets one. It is equal on all ranks of a job, and
-    /// different for other jobs.
+    /// The id of the job, if the launcher or `PEERLANE_JOB_ID` sets one. It is equal on all ranks
+    /// of a job, and different for other jobs.
     pub job: Option<String>,
     /// The secret of the job, equal on all ranks.
     pub secret: Option<Secret>,
-    /// Whether the hub may be at an address that other hosts can reach although the job has no secret.
+    /// Whether the hub may be at an address that other hosts can reach although the job has no
+    /// secret.
     pub allow_unauthenticated: bool,
     /// The address of the hub, and which process opens the hub there.
     pub hub: HubAddress,
@@ -91,8 +99,8 @@ pub struct Environment {
 
 /// Holds the address of the hub as `host:port`, and tells which process opens the hub there.
 ///
-/// The host is a name, an IPv4 address, or an IPv6 address in brackets, with its interface if it is link-local:
-/// `[fe80::1%eth0]:29501`.
+/// The host is a name, an IPv4 address, or an IPv6 address in brackets, with its interface if it is
+/// link-local: `[fe80::1%eth0]:29501`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HubAddress {
     /// Rank 0 opens the hub at this address.
@@ -120,15 +128,15 @@ impl Environment {
     /// Reads the environment variables of this process; returns `None` if no launcher has set them.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) naming the variable that is missing, malformed, or
-    /// inconsistent with another. It is also an error if a variable shows that the process is one of several, but its rank or
-    /// their number is missing.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) naming the variable that is missing,
+    /// malformed, or inconsistent with another. It is also an error if a variable shows that the
+    /// process is one of several, but its rank or their number is missing.
     pub fn from_env() -> Result<Option<Self>, Error> {
         Self::from_lookup(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
-    /// Reads the environment variables of [`from_env`](Self::from_env) through a lookup function instead
-    /// of from the process.
+    /// Reads the environment variables of [`from_env`](Self::from_env) through a lookup function
+    /// instead of from the process.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -252,7 +260,8 @@ static LAUNCHERS: [Launcher; 9] = [
         local_ranks: &["MV2_COMM_WORLD_LOCAL_SIZE"],
         ..NO_VARIABLES
     },
-    // Flux and PALS set the variables of PMI too. PMI comes first, because a `mpiexec` inside one task of them sets only these.
+    // Flux and PALS set the variables of PMI too. PMI comes first, because a `mpiexec` inside one
+    // task of them sets only these.
     Launcher {
         name: "PMI",
         rank: "PMI_RANK",
@@ -303,7 +312,8 @@ static LAUNCHERS: [Launcher; 9] = [
     },
 ];
 
-/// The variables with the number of tasks of a Slurm job, which processes that `srun` has not started have too.
+/// The variables with the number of tasks of a Slurm job, which processes that `srun` has not
+/// started have too.
 const SLURM_JOB_TASKS: [&str; 2] = ["SLURM_NTASKS", "SLURM_NPROCS"];
 
 /// Tells what the variables of one launcher say about this process.

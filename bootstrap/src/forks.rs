@@ -1,7 +1,8 @@
 //! Closes the sockets of the bootstrap in forked children.
 //!
-//! A rank that dies is noticed because its kernel closes its connections. A child that was forked has copies of all
-//! descriptors, so without this module it would keep the connections and the port of a dead rank open.
+//! A rank that dies is noticed because its kernel closes its connections. A child that was forked
+//! has copies of all descriptors, so without this module it would keep the connections and the port
+//! of a dead rank open.
 
 use std::net::Shutdown;
 use std::ops::Deref;
@@ -83,7 +84,8 @@ fn slots() -> impl Iterator<Item = &'static Slot> {
     let mut next: *const Slot = LIST.load(Ordering::Acquire);
 
     std::iter::from_fn(move || {
-        // SAFETY: slots are never freed, and a slot does not change once it is in the list, but for its atomic descriptor.
+        // SAFETY: slots are never freed, and a slot does not change once it is in the list, but for
+        // its atomic descriptor.
         let slot = unsafe { next.as_ref() }?;
         next = slot.next;
         Some(slot)
@@ -141,8 +143,8 @@ fn watch_forks() {
             CLOSED.store(closed.into_raw_fd(), Ordering::Relaxed);
         }
 
-        // SAFETY: the handler only does what is permitted in a child of a process with threads: it loads atomic values and
-        // calls `dup3`.
+        // SAFETY: the handler only does what is permitted in a child of a process with threads: it
+        // loads atomic values and calls `dup3`.
         unsafe { libc::pthread_atfork(None, None, Some(enter_child)) };
     });
 }
@@ -159,7 +161,8 @@ extern "C" fn enter_child() {
     for slot in slots() {
         let descriptor = slot.descriptor.load(Ordering::Acquire);
         if descriptor != NONE {
-            // The number stays in use, so that the child cannot close another descriptor when it drops the socket.
+            // The number stays in use, so that the child cannot close another descriptor when it
+            // drops the socket.
             //
             // SAFETY: the number is that of a socket, which the child keeps as a closed one.
             unsafe { libc::dup3(closed, descriptor, libc::O_CLOEXEC) };
@@ -182,7 +185,8 @@ mod tests {
         let before = Generation::now();
 
         let (mut told, tell) = std::io::pipe().unwrap();
-        // SAFETY: the child only calls functions that are permitted after a fork in a process with threads.
+        // SAFETY: the child only calls functions that are permitted after a fork in a process with
+        // threads.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_past = u8::from(before.is_past());

@@ -1,11 +1,13 @@
-//! Implements the state of the hub, which sends every message, abort and loss to all ranks in one order.
+//! Implements the state of the hub, which sends every message, abort and loss to all ranks in one
+//! order.
 //!
-//! The state is driven by events and does no I/O; the in-process group and the TCP hub use the same. Its
-//! replies go to every live rank in one order. That order decides everything on which ranks must agree:
-//! which abort or loss was first, and whether an exchange was complete before it.
+//! The state is driven by events and does no I/O; the in-process group and the TCP hub use the
+//! same. Its replies go to every live rank in one order. That order decides everything on which
+//! ranks must agree: which abort or loss was first, and whether an exchange was complete before it.
 //!
-//! The hub collects the contributions to an exchange and then sends them all to each rank, so an exchange of n ranks has 2n
-//! messages, if its data fits into one. Ranks that ask are told which ranks have contributed so far.
+//! The hub collects the contributions to an exchange and then sends them all to each rank, so an
+//! exchange of n ranks has 2n messages, if its data fits into one. Ranks that ask are told which
+//! ranks have contributed so far.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::mem;
@@ -37,7 +39,8 @@ pub enum Event {
     Lost {
         how: String,
     },
-    /// The hub or a rank that has not joined has failed. It ends a group that is not formed, and no other one.
+    /// The hub or a rank that has not joined has failed. It ends a group that is not formed, and no
+    /// other one.
     Failed(EndCause),
 }
 
@@ -62,7 +65,8 @@ pub struct HubState {
     /// The exchanges that are not complete, from number `completed`.
     exchanges: VecDeque<Exchange>,
     completed: usize,
-    /// The number of exchanges to which each rank has contributed. All ranks contribute in the same order.
+    /// The number of exchanges to which each rank has contributed. All ranks contribute in the same
+    /// order.
     contributed: Vec<usize>,
     refused: Option<(u64, String)>,
     /// A text that says what may be wrong with the address of the hub.
@@ -179,7 +183,8 @@ impl HubState {
         }
     }
 
-    /// Creates the state of a group that was split from another one, so that its ranks have all joined.
+    /// Creates the state of a group that was split from another one, so that its ranks have all
+    /// joined.
     pub(super) fn of_subgroup(meters: Vec<Meter>) -> Self {
         let ranks = meters.len();
 

@@ -1,11 +1,11 @@
 //! Connects ranks that are threads of one process, for tests and single-process programs.
 //!
-//! One thread of the group runs the hub and the listeners. It sleeps while there is nothing to pass on, and
-//! ends with the last handle. Listeners run one after the other, so that all have returned before any of them
-//! receives [`Notice::Acknowledged`](super::Notice::Acknowledged).
+//! One thread of the group runs the hub and the listeners. It sleeps while there is nothing to pass
+//! on, and ends with the last handle. Listeners run one after the other, so that all have returned
+//! before any of them receives [`Notice::Acknowledged`](super::Notice::Acknowledged).
 //!
-//! A rank whose exchange times out ends the group: through its [listener](super::Listener) if it has one,
-//! else with a record that names the first missing rank.
+//! A rank whose exchange times out ends the group: through its [listener](super::Listener) if it
+//! has one, else with a record that names the first missing rank.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -111,7 +111,8 @@ impl Shrinks {
     }
 }
 
-/// Connects `ranks` threads of this process to a group, and returns one bootstrap for each, in rank order.
+/// Connects `ranks` threads of this process to a group, and returns one bootstrap for each, in rank
+/// order.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or more than 65,536;
@@ -155,14 +156,15 @@ fn request_event(request: Addressed<Request>) -> Addressed<Event> {
     Addressed { subgroup, message: Event::Request(message) }
 }
 
-/// Runs `body` once for each of `ranks` ranks, each on its own thread, and returns the results in rank order.
+/// Runs `body` once for each of `ranks` ranks, each on its own thread, and returns the results in
+/// rank order.
 ///
-/// A successful body says [goodbye](Bootstrap::leave) before it returns; otherwise ranks that are still
-/// running lose it.
+/// A successful body says [goodbye](Bootstrap::leave) before it returns; otherwise ranks that are
+/// still running lose it.
 ///
 /// # Errors
-/// The error of the rank that failed by itself, not of those that lost it; that of the lowest rank if
-/// several failed by themselves. Errors of [`group`].
+/// The error of the rank that failed by itself, not of those that lost it; that of the lowest rank
+/// if several failed by themselves. Errors of [`group`].
 ///
 /// # Panics
 /// If a rank panics, with its panic, after all ranks have ended.

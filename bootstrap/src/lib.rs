@@ -1,7 +1,7 @@
 //! Connects the ranks of a group out of band, to exchange remote keys and to detect lost ranks.
 //!
-//! A runtime with its own store or MPI implements [`Bootstrap`]. Peerlane provides [`in_process`] for threads
-//! and [`tcp`] for processes under the usual launchers.
+//! A runtime with its own store or MPI implements [`Bootstrap`]. Peerlane provides [`in_process`]
+//! for threads and [`tcp`] for processes under the usual launchers.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -66,8 +66,8 @@ pub const REFUSAL: &str = "a refused call";
 
 /// Describes an event such as an abort or a lost rank, which all ranks of a group learn of.
 ///
-/// Listeners receive only the first abort or loss of a group: the bootstrap decides which came first, so that
-/// all ranks report the same cause.
+/// Listeners receive only the first abort or loss of a group: the bootstrap decides which came
+/// first, so that all ranks report the same cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// Reports that a rank, perhaps this one, has [aborted](Bootstrap::abort) the group.
@@ -108,17 +108,20 @@ pub trait Listener: Send + Sync {
     /// Handles an event of the group. It must return soon, and may only abort or broadcast.
     fn notice(&self, notice: Notice);
 
-    /// Ends the group after an exchange of this rank has timed out, and returns the error for the caller.
+    /// Ends the group after an exchange of this rank has timed out, and returns the error for the
+    /// caller.
     ///
-    /// The bootstrap calls it on the thread of the exchange. `missing` are the ranks that did not take part.
+    /// The bootstrap calls it on the thread of the exchange. `missing` are the ranks that did not
+    /// take part.
     fn exchange_timed_out(&self, missing: &[Rank], error: Error) -> Error;
 }
 
 /// Connects one rank to the other ranks of its group, to exchange small messages out of band.
 ///
 /// # Safety
-/// [`exchange`](Self::exchange) returns exactly the bytes that each rank passed to this call, and no bytes of another call: the
-/// group trusts the keys of memory that it receives. `rank` and `ranks` never change and are right.
+/// [`exchange`](Self::exchange) returns exactly the bytes that each rank passed to this call, and
+/// no bytes of another call: the group trusts the keys of memory that it receives. `rank` and
+/// `ranks` never change and are right.
 pub unsafe trait Bootstrap: Send + Sync {
     /// Returns the rank of the caller in its group.
     fn rank(&self) -> Rank;
@@ -132,8 +135,9 @@ pub unsafe trait Bootstrap: Send + Sync {
 
     /// Sends `mine` to every rank and returns what each rank sent, in rank order.
     ///
-    /// This is a collective call: every rank makes it with the same `label`, in the same order. A rank that has failed before it
-    /// knew which call the others make passes [`REFUSAL`], which equals every label.
+    /// This is a collective call: every rank makes it with the same `label`, in the same order. A
+    /// rank that has failed before it knew which call the others make passes [`REFUSAL`], which
+    /// equals every label.
     ///
     /// # Errors
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the missing rank, or the error of
@@ -157,7 +161,8 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// If the other ranks can no longer be reached.
     fn broadcast(&self, message: &[u8]) -> Result<(), Error>;
 
-    /// Returns the rank whose process relays the messages between ranks, such as the one that runs the hub.
+    /// Returns the rank whose process relays the messages between ranks, such as the one that runs
+    /// the hub.
     ///
     /// In a group of one process, the result is this rank. It is `None` if a process outside of the
     /// group relays messages.
@@ -171,15 +176,17 @@ pub unsafe trait Bootstrap: Send + Sync {
         ProcessState::Unknown
     }
 
-    /// Returns what this rank sees of the process that relays the messages, by default that of [`relay`](Self::relay).
+    /// Returns what this rank sees of the process that relays the messages, by default that of
+    /// [`relay`](Self::relay).
     fn relay_process(&self) -> ProcessState {
         self.relay().map_or(ProcessState::Unknown, |relay| self.process(relay))
     }
 
     /// Ends the group on all ranks and returns at once.
     ///
-    /// The reason is an encoded [`AbortRecord`]. The listener of every live rank, including this one, receives
-    /// [`Notice::Abort`] with this record or an earlier one, and then [`Notice::Acknowledged`].
+    /// The reason is an encoded [`AbortRecord`]. The listener of every live rank, including this
+    /// one, receives [`Notice::Abort`] with this record or an earlier one, and then
+    /// [`Notice::Acknowledged`].
     ///
     /// # Errors
     /// If the other ranks can no longer be reached.
@@ -201,8 +208,9 @@ pub unsafe trait Bootstrap: Send + Sync {
     ///
     /// If it has not left the group, the other ranks lose it.
     ///
-    /// A group calls it when it is closed or dropped, because handles of the group keep the bootstrap alive. The default does
-    /// nothing, which suits a bootstrap that is released when it is dropped.
+    /// A group calls it when it is closed or dropped, because handles of the group keep the
+    /// bootstrap alive. The default does nothing, which suits a bootstrap that is released when it
+    /// is dropped.
     fn disconnect(&self) {}
 
     /// Connects the ranks that remain after a group has ended, and returns the bootstrap of the new
@@ -215,7 +223,8 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// # Errors
     /// [`Aborted`](peerlane_hal::ErrorKind::Aborted) if the new group was formed without this rank;
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) naming the rank that did not answer;
-    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap cannot connect ranks again.
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap cannot connect ranks
+    /// again.
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error>;
 
     /// Splits a smaller group of the ranks `members` from this group, and returns its bootstrap.
@@ -223,12 +232,14 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// The smaller group uses the connections of this group. Its ranks are numbered in the order of
     /// `members`.
     ///
-    /// The members have agreed on the call: each calls it with equal arguments, soon. `number` is one that `members[0]` has
-    /// passed to no other call. A rank that is lost is lost by both groups; aborts and messages of one group do not reach the
-    /// other. The smaller group ends when this one is left.
+    /// The members have agreed on the call: each calls it with equal arguments, soon. `number` is
+    /// one that `members[0]` has passed to no other call. A rank that is lost is lost by both
+    /// groups; aborts and messages of one group do not reach the other. The smaller group ends when
+    /// this one is left.
     ///
     /// # Errors
-    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap does not support it, as by default.
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) if the bootstrap does not support it,
+    /// as by default.
     fn subgroup(&self, number: u32, members: &[Rank]) -> Result<Box<dyn Bootstrap>, Error> {
         let _ = (number, members);
 
@@ -237,11 +248,13 @@ pub unsafe trait Bootstrap: Send + Sync {
     }
 }
 
-/// Identifies a host by its boot id and network namespace, because only processes that share both can share memory.
+/// Identifies a host by its boot id and network namespace, because only processes that share both
+/// can share memory.
 ///
-/// The boot id identifies the kernel; containers of one host share it. The network namespace is needed as well, because
-/// descriptors of shared memory travel over an abstract socket, which lives in one namespace. If the kernel does not
-/// show both, the host name is used instead. Without a name no other process counts as local.
+/// The boot id identifies the kernel; containers of one host share it. The network namespace is
+/// needed as well, because descriptors of shared memory travel over an abstract socket, which lives
+/// in one namespace. If the kernel does not show both, the host name is used instead. Without a
+/// name no other process counts as local.
 fn host_id() -> String {
     // Read once, so that a process that runs out of descriptors keeps its host.
     static ID: OnceLock<String> = OnceLock::new();

@@ -58,14 +58,16 @@ pub enum Request {
     GiveUp {
         how: String,
     },
-    /// Asks which ranks have contributed to each exchange that is not complete, now and from now on.
+    /// Asks which ranks have contributed to each exchange that is not complete, now and from now
+    /// on.
     Watch,
 }
 
 /// Tells ranks what has happened in their group. All ranks receive the replies in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Tells a rank that all ranks have joined; `addresses` are those at which the ranks listen if the group shrinks.
+    /// Tells a rank that all ranks have joined; `addresses` are those at which the ranks listen if
+    /// the group shrinks.
     Joined {
         runs_hub: Option<u32>,
         addresses: Vec<Option<SocketAddr>>,

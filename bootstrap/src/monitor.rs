@@ -6,8 +6,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Protects a value by a mutex, and wakes the threads that wait for a change of it.
 ///
-/// A panic of another thread, for example in a listener, does not make the value unusable: every change under
-/// the lock is complete before foreign code runs.
+/// A panic of another thread, for example in a listener, does not make the value unusable: every
+/// change under the lock is complete before foreign code runs.
 pub(crate) struct Monitor<T> {
     value: Mutex<T>,
     changed: Condvar,

@@ -1,10 +1,12 @@
 //! Watches the processes of other ranks on this host.
 //!
-//! The kernel closes the connections of a process that ends, unless a child has copies of them. A descriptor of the process
-//! shows its end in any case. Its state shows whether it is stopped or only slow.
+//! The kernel closes the connections of a process that ends, unless a child has copies of them. A
+//! descriptor of the process shows its end in any case. Its state shows whether it is stopped or
+//! only slow.
 //!
-//! A process is visible to those of the same kernel and the same process namespace. Containers usually have namespaces of
-//! their own, so ranks in different containers of one host see each other no more than ranks of different hosts.
+//! A process is visible to those of the same kernel and the same process namespace. Containers
+//! usually have namespaces of their own, so ranks in different containers of one host see each
+//! other no more than ranks of different hosts.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

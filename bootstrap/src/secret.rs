@@ -29,7 +29,8 @@ impl Secret {
     /// Creates a secret from a text, without white space at its ends.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the text has fewer than 16 or more than 4096 bytes.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the text has fewer than 16 or more than
+    /// 4096 bytes.
     pub fn new(text: &str) -> Result<Self, Error> {
         Self::from_source("the secret", text)
     }
@@ -45,8 +46,8 @@ impl Secret {
     /// Reads a secret from a file that only its owner can access.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the file cannot be read, if its group or others can access it,
-    /// or if its text is no secret.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the file cannot be read, if its group or
+    /// others can access it, or if its text is no secret.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         Self::read_source(&format!("the secret in the file {}", path.display()), path)

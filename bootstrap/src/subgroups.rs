@@ -1,7 +1,7 @@
 //! Carries the messages of a group and of the groups split from it over the same connections.
 //!
-//! Each group has a [`HubState`] in the hub and a [`Client`] on each of its ranks; messages say which group they belong to. A
-//! rank that is lost is lost by all of its groups.
+//! Each group has a [`HubState`] in the hub and a [`Client`] on each of its ranks; messages say
+//! which group they belong to. A rank that is lost is lost by all of its groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -62,7 +62,8 @@ struct Subgroup {
     state: HubState,
     /// The rank that opened the group first. The group is charged to it.
     opened_by: Rank,
-    /// The live ranks whose request to open the group has not arrived. They do not know the group yet.
+    /// The live ranks whose request to open the group has not arrived. They do not know the group
+    /// yet.
     unopened: BTreeSet<Rank>,
     /// The replies so far, for the ranks that have not opened the group.
     early: Vec<(Reply, Option<Arc<Charge>>)>,
@@ -306,7 +307,8 @@ impl HubGroups {
         outgoing
     }
 
-    /// Addresses the replies to an event of `from`, and keeps those of a subgroup that some of its ranks have not opened.
+    /// Addresses the replies to an event of `from`, and keeps those of a subgroup that some of its
+    /// ranks have not opened.
     fn outgoing(
         &mut self,
         subgroup: Option<SubgroupId>,
@@ -528,7 +530,8 @@ impl SubgroupBootstrap {
     }
 }
 
-// SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged to the ranks of this group.
+// SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged to
+// the ranks of this group.
 unsafe impl Bootstrap for SubgroupBootstrap {
     fn rank(&self) -> Rank {
         self.client.rank()

@@ -1,4 +1,5 @@
-//! Defines the error of plans, of bootstraps and of groups, which the crates above this one name `error::Error`.
+//! Defines the error of plans, of bootstraps and of groups, which the crates above this one name
+//! `error::Error`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,9 +8,9 @@ use crate::{DynError, Error as _, ErrorKind, Rank};
 
 /// The error of a collective operation, with a kind for programs and a text for users.
 ///
-/// The text states what happened, to which rank, device or field, and what was found and expected. The error of a backend is the
-/// [`source`](std::error::Error::source).
-/// Its `Debug` form is the text with the kind, because a `main` that returns the error prints that.
+/// The text states what happened, to which rank, device or field, and what was found and expected.
+/// The error of a backend is the [`source`](std::error::Error::source). Its `Debug` form is the
+/// text with the kind, because a `main` that returns the error prints that.
 #[derive(Clone)]
 pub struct Error(Box<Body>);
 
@@ -59,8 +60,8 @@ impl Error {
         Self::caused_by(error, text)
     }
 
-    /// Sets the rank with which a call on this rank failed, unless the error names a rank already, or memory or a limit
-    /// of this process has run out.
+    /// Sets the rank with which a call on this rank failed, unless the error names a rank already,
+    /// or memory or a limit of this process has run out.
     #[must_use]
     pub fn with_other_side(self, peer: Rank) -> Self {
         let is_own = self.kind() == ErrorKind::OutOfMemory;
@@ -111,8 +112,8 @@ impl<E: crate::Error> From<E> for Error {
     }
 }
 
-/// Returns a foreign text in quotes, with escapes for characters that are not printable. Only the beginning of a long text is
-/// shown, so that an error stays readable.
+/// Returns a foreign text in quotes, with escapes for characters that are not printable. Only the
+/// beginning of a long text is shown, so that an error stays readable.
 pub fn quoted(text: &str) -> String {
     const SHOWN_MAX: usize = 80;
     match text.char_indices().nth(SHOWN_MAX) {
@@ -121,7 +122,8 @@ pub fn quoted(text: &str) -> String {
     }
 }
 
-/// Returns a foreign text, in [quotes](quoted) if it is long or has characters that are not printable.
+/// Returns a foreign text, in [quotes](quoted) if it is long or has characters that are not
+/// printable.
 pub fn shown(text: &str) -> String {
     let quoted = quoted(text);
     match quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {

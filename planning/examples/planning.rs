@@ -1,5 +1,5 @@
-//! Measures the time and memory for planning one rank and for simulating all ranks. `cargo xtask bench plan`
-//! runs this and records it.
+//! Measures the time and memory for planning one rank and for simulating all ranks. `cargo xtask
+//! bench plan` runs this and records it.
 //!
 //! Prints a line of JSON for each algorithm and number of ranks. Memory is what the heap holds at
 //! most, beyond what it held before.
@@ -59,7 +59,8 @@ fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, MOST.load(Ordering::Relaxed) - before)
 }
 
-/// The longest run that is timed by the wall clock, because processor time advances in steps of milliseconds.
+/// The longest run that is timed by the wall clock, because processor time advances in steps of
+/// milliseconds.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// Returns how long this thread has run on a processor, so that other load does not count.

@@ -1,22 +1,23 @@
 //! Defines each collective operation by the blocks that every rank must hold at its end.
 //!
 //! A collective states what must be true at the end of a start, and not how data moves. The
-//! [schedules](crate::schedule), the [verifier](crate::verify), the [layout](crate::layout), the simulator and the
-//! cost model depend only on this statement.
+//! [schedules](crate::schedule), the [verifier](crate::verify), the [layout](crate::layout), the
+//! simulator and the cost model depend only on this statement.
 //!
-//! Every output consists of blocks, one for each rank that provides data. A plan names a block by the rank that
-//! provides it. In an all-to-all, each rank provides a different block for every output, so the output that holds a
-//! block is part of its name.
+//! Every output consists of blocks, one for each rank that provides data. A plan names a block by
+//! the rank that provides it. In an all-to-all, each rank provides a different block for every
+//! output, so the output that holds a block is part of its name.
 //!
-//! In a reduction, a block of an output is the sum, or another operator, of one contribution of every
-//! rank. The rank that adds them provides the block.
+//! In a reduction, a block of an output is the sum, or another operator, of one contribution of
+//! every rank. The rank that adds them provides the block.
 
 use std::fmt;
 
 use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
 
-/// A collective operation such as all-gather, defined by the blocks that each rank must hold at its end.
+/// A collective operation such as all-gather, defined by the blocks that each rank must hold at its
+/// end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -44,7 +45,8 @@ pub enum Collective {
         #[serde(with = "RankNumber")]
         root: Rank,
     },
-    /// Every rank gets one block of the sum of the inputs of all ranks (`MPI_Reduce_scatter_block`, `ncclReduceScatter`).
+    /// Every rank gets one block of the sum of the inputs of all ranks (`MPI_Reduce_scatter_block`,
+    /// `ncclReduceScatter`).
     ReduceScatter,
     /// Every rank gets the sum of the inputs of all ranks (`MPI_Allreduce`, `ncclAllReduce`).
     AllReduce,
@@ -80,7 +82,8 @@ impl Side {
 }
 
 impl Collective {
-    /// All collectives that only copy, in the order of their declaration; those with a root have root 0.
+    /// All collectives that only copy, in the order of their declaration; those with a root have
+    /// root 0.
     pub const ALL: &'static [Self] = &[
         Self::AllGather,
         Self::Broadcast { root: Rank(0) },
@@ -133,7 +136,8 @@ impl Collective {
         Self::ALL.iter().chain(Self::REDUCTIONS).copied()
     }
 
-    /// Returns the root of the collective, which the other ranks send to or receive from, if there is one.
+    /// Returns the root of the collective, which the other ranks send to or receive from, if there
+    /// is one.
     pub const fn root(self) -> Option<Rank> {
         match self {
             Self::Broadcast { root }
@@ -204,9 +208,10 @@ impl Collective {
     ///
     /// In a reduction, that is a block whose contributions `provider` has added.
     pub fn requires(self, provider: Rank, receiver: Rank) -> bool {
-        // Where a loop calls it, the optimiser compares the root with the rank before it looks whether there is a root.
-        // Valgrind reports that as a jump on an uninitialised value, in `schedule/direct.rs` and in `verify`. Without a
-        // root, the code behind both ways of the jump is the same.
+        // Where a loop calls it, the optimiser compares the root with the rank before it looks
+        // whether there is a root. Valgrind reports that as a jump on an uninitialised value, in
+        // `schedule/direct.rs` and in `verify`. Without a root, the code behind both ways of the
+        // jump is the same.
         match self {
             Self::ReduceScatter => provider == receiver,
             Self::Reduce { root } => provider == root && receiver == root,
@@ -257,7 +262,8 @@ impl Collective {
         self == Self::AllToAll
     }
 
-    /// Returns whether all outputs need the same block of a rank, so that ranks can forward received blocks.
+    /// Returns whether all outputs need the same block of a rank, so that ranks can forward
+    /// received blocks.
     pub fn has_equal_outputs(self) -> bool {
         match self {
             Self::AllGather
@@ -274,16 +280,18 @@ impl Collective {
         self.has_equal_outputs() && self.only_receiver().is_none()
     }
 
-    /// Returns whether the operation cannot complete on `rank` before all other ranks have entered it.
+    /// Returns whether the operation cannot complete on `rank` before all other ranks have entered
+    /// it.
     ///
-    /// This holds if the output of `rank` must hold a block of every other rank: each block comes from the input
-    /// of its provider, which is read only after the provider has entered the start.
+    /// This holds if the output of `rank` must hold a block of every other rank: each block comes
+    /// from the input of its provider, which is read only after the provider has entered the start.
     pub fn hears_from_everyone(self, rank: Rank, ranks: u32) -> bool {
         let hears = |other| self.requires(other, rank) || self.reduces(rank);
         (0..ranks).map(Rank).all(|other| other == rank || hears(other))
     }
 
-    /// Returns whether the operation cannot complete on any rank before all other ranks have entered it.
+    /// Returns whether the operation cannot complete on any rank before all other ranks have
+    /// entered it.
     pub fn everyone_hears_from_everyone(self) -> bool {
         self.root().is_none()
     }
@@ -292,8 +300,8 @@ impl Collective {
         self.root().is_none()
     }
 
-    /// Returns whether the collective can run in place, with a rank's own block already in its output, or in an all-reduce with its
-    /// input there.
+    /// Returns whether the collective can run in place, with a rank's own block already in its
+    /// output, or in an all-reduce with its input there.
     pub fn runs_in_place(self) -> bool {
         match self {
             Self::AllGather | Self::Broadcast { .. } | Self::AllReduce => true,
@@ -314,8 +322,8 @@ impl Collective {
 
     /// Returns the factor from algorithm bandwidth to bus bandwidth, as nccl-tests defines it.
     ///
-    /// Algorithm bandwidth is the bytes of one output by the time of a start. Bus bandwidth can be compared with the
-    /// rate of a link.
+    /// Algorithm bandwidth is the bytes of one output by the time of a start. Bus bandwidth can be
+    /// compared with the rate of a link.
     pub fn bus_factor(self, ranks: usize) -> f64 {
         match self {
             Self::AllGather

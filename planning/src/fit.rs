@@ -1,8 +1,8 @@
 //! Fits link rates to measured all-gathers by robust least squares.
 //!
-//! The fit minimises the sum of squared relative errors of the model; errors above 30 % count linearly. The model has maxima
-//! and no useful derivative, so the search changes one parameter at a time, by decreasing factors. A parameter on which no sample
-//! depends is not changed.
+//! The fit minimises the sum of squared relative errors of the model; errors above 30 % count
+//! linearly. The model has maxima and no useful derivative, so the search changes one parameter at
+//! a time, by decreasing factors. A parameter on which no sample depends is not changed.
 
 use std::iter;
 
@@ -295,8 +295,8 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
         parameters.push(|links| &mut links.local.passed_on_seconds);
     }
 
-    // Engines of a device run self copies concurrently with the puts, which hide them. A parameter fitted to
-    // that would be arbitrary, and wrong for uneven blocks.
+    // Engines of a device run self copies concurrently with the puts, which hide them. A parameter
+    // fitted to that would be arbitrary, and wrong for uneven blocks.
     if links.own.by_processor {
         parameters.push(|links| &mut links.own.put_seconds);
         parameters.push(|links| &mut links.own.bytes_per_second);

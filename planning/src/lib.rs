@@ -1,9 +1,10 @@
 //! Plans collectives: computes what each rank copies, proves that this reaches the goal, and
 //! predicts the time that it takes.
 //!
-//! A [`Collective`](collective::Collective) states a goal. A [schedule] turns it into one [plan](plan::Plan) for each rank, and the
-//! [verifier](verify) proves the plans. Nothing here opens a device, a file or a socket, or starts a thread. The crate
-//! `peerlane-collectives` runs the plans.
+//! A [`Collective`](collective::Collective) states a goal. A [schedule] turns it into one
+//! [plan](plan::Plan) for each rank, and the [verifier](verify) proves the plans. Nothing here
+//! opens a device, a file or a socket, or starts a thread. The crate `peerlane-collectives` runs
+//! the plans.
 //!
 //! | module | holds |
 //! | --- | --- |

@@ -12,11 +12,13 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::plan::{Algorithm, FlagOrder, Tier};
 
-/// The latencies and bandwidths of all links of a rank, and the resources that the ranks of a node share.
+/// The latencies and bandwidths of all links of a rank, and the resources that the ranks of a node
+/// share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Links {
-    /// The link of a rank to itself, for copies from its input to its output and for flags between its lanes.
+    /// The link of a rank to itself, for copies from its input to its output and for flags between
+    /// its lanes.
     pub own: Link,
     /// The link to the ranks of the same node, or of [`Tier::Local`].
     pub local: Link,
@@ -24,7 +26,8 @@ pub struct Links {
     pub network: Link,
     /// The resources that the ranks of one node share.
     pub node: Node,
-    /// The fixed time in seconds that each run of an operation takes in addition to its copies and flags.
+    /// The fixed time in seconds that each run of an operation takes in addition to its copies and
+    /// flags.
     pub start_seconds: f64,
     /// The time in seconds that each further engine of the local fabric adds to an operation.
     ///
@@ -47,15 +50,18 @@ pub struct Link {
     ///
     /// This time begins when the step before the signal ends.
     pub flag_seconds: f64,
-    /// The time in seconds that an engine needs for a signal, or for a wait that is already fulfilled.
+    /// The time in seconds that an engine needs for a signal, or for a wait that is already
+    /// fulfilled.
     pub step_seconds: f64,
-    /// The time in seconds that the host takes to submit a put to an engine. Engines that are slower than that hide it.
+    /// The time in seconds that the host takes to submit a put to an engine. Engines that are
+    /// slower than that hide it.
     pub submit_seconds: f64,
     /// The bandwidth of a single put in bytes per second (1 / β).
     pub bytes_per_second: f64,
     /// The bandwidth of a single get in bytes per second; `None` if it equals that of a put.
     pub get_bytes_per_second: Option<f64>,
-    /// The bandwidth of forwarding bytes that have just been received and are still in a cache; `None` for no limit.
+    /// The bandwidth of forwarding bytes that have just been received and are still in a cache;
+    /// `None` for no limit.
     ///
     /// The cache is that of the peer that has put the bytes here.
     pub passed_on_bytes_per_second: Option<f64>,
@@ -68,13 +74,13 @@ pub struct Link {
     pub send_bytes_per_second: f64,
     /// The bandwidth of all copies into one rank together (incast).
     pub receive_bytes_per_second: f64,
-    /// The number of puts that one engine executes at the same time, at least 1. With 1, a put begins when the one
-    /// before it has ended.
+    /// The number of puts that one engine executes at the same time, at least 1. With 1, a put
+    /// begins when the one before it has ended.
     pub puts_in_flight: u32,
     /// Whether a thread of the rank makes the copies, instead of a copy engine or a NIC.
     ///
-    /// The thread makes one copy at a time for all lanes of its rank. On a node, as many ranks copy at the same time as
-    /// there are [processors](Node::processors).
+    /// The thread makes one copy at a time for all lanes of its rank. On a node, as many ranks copy
+    /// at the same time as there are [processors](Node::processors).
     pub by_processor: bool,
 }
 
@@ -109,7 +115,8 @@ impl Links {
         picoseconds(self.start_seconds).saturating_add(further)
     }
 
-    /// Returns the link over which a rank reaches a peer in the same node, in another node, or itself.
+    /// Returns the link over which a rank reaches a peer in the same node, in another node, or
+    /// itself.
     pub fn link_of_tier(&self, tier: Tier, to_self: bool) -> &Link {
         match tier {
             _ if to_self => &self.own,
@@ -118,7 +125,8 @@ impl Links {
         }
     }
 
-    /// Returns a hash of all latencies and bandwidths, by which ranks check that they use the same ones.
+    /// Returns a hash of all latencies and bandwidths, by which ranks check that they use the same
+    /// ones.
     pub fn fingerprint(&self) -> u64 {
         // Plain data always encodes; floats as their bits.
         checksum(&postcard::to_stdvec(self).unwrap_or_default())
@@ -140,8 +148,8 @@ impl Links {
         check_residuals(&self.residuals)
     }
 
-    /// Returns the links with bandwidths adjusted to caches, for operations in which one rank reads and
-    /// writes `bytes` bytes.
+    /// Returns the links with bandwidths adjusted to caches, for operations in which one rank reads
+    /// and writes `bytes` bytes.
     ///
     /// Between two points of [`Node::cache_factors`] the time per byte is interpolated.
     #[must_use]
@@ -178,7 +186,8 @@ impl Link {
     /// A bandwidth in bytes per second that is too high to limit any copy.
     pub const UNLIMITED: f64 = 1e12;
 
-    /// Returns a link with typical latencies and bandwidths for its kind, such as NVLink or InfiniBand.
+    /// Returns a link with typical latencies and bandwidths for its kind, such as NVLink or
+    /// InfiniBand.
     pub fn of_kind(kind: LinkKind) -> Self {
         let (put_seconds, flag_seconds, step_seconds, flow, engine, puts_in_flight) = match kind {
             // 4 x H200, 18 links each (docs/perf/cuda-allgather.md): 1.9 µs for each of a chain of
@@ -208,7 +217,8 @@ impl Link {
             get_seconds: put_seconds,
             flag_seconds,
             step_seconds,
-            // 4 to 5 µs for 3 copies in one call (docs/perf/cuda-submission.md); assumed for others.
+            // 4 to 5 µs for 3 copies in one call (docs/perf/cuda-submission.md); assumed for
+            // others.
             submit_seconds: match kind {
                 _ if device => 1.5e-6,
                 LinkKind::Rdma => 0.1e-6,
@@ -317,17 +327,19 @@ pub(super) fn invalid(text: String) -> Error {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// The number of NICs of a node; `None` if each rank has a NIC of its own. The rank with local index l uses
-    /// NIC l mod this number.
+    /// The number of NICs of a node; `None` if each rank has a NIC of its own. The rank with local
+    /// index l uses NIC l mod this number.
     pub nics: Option<u32>,
     /// The rate of one NIC in each direction; `None` if the NIC does not limit its lanes.
     pub nic_bytes_per_second: Option<f64>,
     /// The number of processors of a node; `None` if there is at least one for each rank.
     pub processors: Option<u32>,
-    /// The bandwidth of all copies by processors of a node together; `None` if there is no such limit.
+    /// The bandwidth of all copies by processors of a node together; `None` if there is no such
+    /// limit.
     pub copy_bytes_per_second: Option<f64>,
-    /// Factors by which copies by processors become slower when an operation does not fit into the caches. They are for
-    /// links with [`by_processor`](Link::by_processor), in ascending order of memory; empty for no effect.
+    /// Factors by which copies by processors become slower when an operation does not fit into the
+    /// caches. They are for links with [`by_processor`](Link::by_processor), in ascending order of
+    /// memory; empty for no effect.
     pub cache_factors: Vec<CacheFactor>,
 }
 
@@ -439,7 +451,8 @@ pub struct Residual {
     pub tiers: bool,
     /// The length of each block in bytes.
     pub block_bytes: u64,
-    /// The measured time divided by the predicted time, [`FACTOR_MIN`](Self::FACTOR_MIN) to [`FACTOR_MAX`](Self::FACTOR_MAX).
+    /// The measured time divided by the predicted time, [`FACTOR_MIN`](Self::FACTOR_MIN) to
+    /// [`FACTOR_MAX`](Self::FACTOR_MAX).
     pub factor: f64,
 }
 

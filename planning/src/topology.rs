@@ -1,7 +1,7 @@
 //! Describes which rank belongs to which node, and reads and writes such topologies as text.
 //!
-//! Nodes may have different numbers of ranks, and the ranks of a node need not be consecutive. A topology contains no links
-//! and no rates; these belong to fabrics and to the cost model.
+//! Nodes may have different numbers of ranks, and the ranks of a node need not be consecutive. A
+//! topology contains no links and no rates; these belong to fabrics and to the cost model.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -75,7 +75,8 @@ impl Topology {
     /// Creates a topology of `nodes` nodes with `ranks_per_node` consecutive ranks each.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if either is 0, or the ranks do not fit in 32 bits.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if either is 0, or the ranks do not fit in
+    /// 32 bits.
     pub fn even(nodes: usize, ranks_per_node: usize) -> Result<Self, Error> {
         check_ranks("nodes", nodes)?;
         check_ranks("ranks_per_node", ranks_per_node)?;
@@ -210,8 +211,8 @@ fn check_no_gap(node_of_rank: &[u32]) -> Result<(), Error> {
 impl Topology {
     /// Returns the topology as text, such as `2x4` for 2 nodes of 4 ranks.
     ///
-    /// [`FromStr`] reads this notation. It is `3+1+2` for nodes of different sizes, or `0,1,0` for the node of every
-    /// rank.
+    /// [`FromStr`] reads this notation. It is `3+1+2` for nodes of different sizes, or `0,1,0` for
+    /// the node of every rank.
     pub fn notation(&self) -> String {
         // Sizes of nodes cannot tell which ranks belong to a node unless its ranks are consecutive.
         if !self.node_of_rank.is_sorted() {
@@ -411,7 +412,8 @@ mod tests {
         assert!(error.contains("…: the number of ranks exceeds 1048576"), "{error}");
     }
 
-    /// Calibrations on disk are keyed by the fingerprints of topologies, so these must never change.
+    /// Calibrations on disk are keyed by the fingerprints of topologies, so these must never
+    /// change.
     #[test]
     fn fingerprints_stay_as_they_are() {
         let of = |text: &str| text.parse::<Topology>().unwrap().fingerprint();

@@ -1,13 +1,15 @@
 //! Defines traces, which record when each copy, signal and wait of an operation began and ended.
 //!
-//! Times are those at which this rank observed events. A step begins when it has been submitted and the step before it in its
-//! lane has ended, which is exact for engines that execute one step after another.
+//! Times are those at which this rank observed events. A step begins when it has been submitted and
+//! the step before it in its lane has ended, which is exact for engines that execute one step after
+//! another.
 
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{LaneId, Step, Tier};
 
-/// The recorded times of all steps of one operation on one rank. They are grouped by start of the operation.
+/// The recorded times of all steps of one operation on one rank. They are grouped by start of the
+/// operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
     /// The rank that was traced.
@@ -36,7 +38,8 @@ pub struct TracedLane {
 pub struct TracedStart {
     /// The number of the run, counted from 1.
     pub epoch: u64,
-    /// The time at which the run began, in nanoseconds since 1970, which relates traces of several ranks.
+    /// The time at which the run began, in nanoseconds since 1970, which relates traces of several
+    /// ranks.
     pub unix_ns: u64,
     /// The timed copies, signals and waits of all lanes, lane by lane.
     pub steps: Vec<TracedStep>,
@@ -57,6 +60,7 @@ pub struct TracedStep {
     ///
     /// The step had been submitted, and all steps before it in its lane had ended.
     pub begin_ns: u64,
-    /// The time at which the step was seen to be complete; `None` if the step was not seen to be complete.
+    /// The time at which the step was seen to be complete; `None` if the step was not seen to be
+    /// complete.
     pub end_ns: Option<u64>,
 }

@@ -105,7 +105,8 @@ pub(super) fn accept(
             continue;
         }
 
-        // Another attempt would fail too. If a rank connects, it gets the reason, and so do those that have joined.
+        // Another attempt would fail too. If a rank connects, it gets the reason, and so do those
+        // that have joined.
         match spare.lend(|| listener.accept()) {
             Ok((stream, origin)) => {
                 shared.refuse(Stream::new(Uninherited::new(stream)), canonical(origin), &error);
@@ -203,7 +204,8 @@ impl Shared {
 }
 
 impl State {
-    /// Closes the oldest connection in the handshake. It counts until its thread has closed the descriptor.
+    /// Closes the oldest connection in the handshake. It counts until its thread has closed the
+    /// descriptor.
     pub(super) fn shed_oldest(&mut self) {
         if let Some((number, stream)) = self.pending.pop_first() {
             let _ = stream.shutdown(Shutdown::Both);

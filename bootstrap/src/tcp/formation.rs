@@ -1,7 +1,7 @@
 //! Forms a smaller group of the ranks that remain after a rank was lost.
 //!
-//! The hub of the new group collects the hellos of the remaining ranks and answers them all at once: when every rank has
-//! arrived whose process still runs, or when its time has passed.
+//! The hub of the new group collects the hellos of the remaining ranks and answers them all at
+//! once: when every rank has arrived whose process still runs, or when its time has passed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

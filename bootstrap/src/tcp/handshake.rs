@@ -1,4 +1,5 @@
-//! Encodes the handshake of a TCP connection, in which rank and hub prove that they know the secret of the job.
+//! Encodes the handshake of a TCP connection, in which rank and hub prove that they know the secret
+//! of the job.
 //!
 //! | sender | message | content |
 //! | --- | --- | --- |
@@ -7,10 +8,10 @@
 //! | rank | [`Sealed`] [`Hello`] | the rank, a random nonce of its own, and the proof of all messages so far |
 //! | hub | [`Sealed`] [`HelloReply`] | a welcome or a refusal, and the proof of all messages so far |
 //!
-//! The preamble never changes, so that any two versions can tell that they differ. All other messages are frames.
-//! A proof is the HMAC-SHA-256 of a label and of the messages, with the secret as key. It contains the nonces of
-//! both sides, so a message of another connection does not pass, and neither side accepts the other without the
-//! secret. Without a secret there are no proofs.
+//! The preamble never changes, so that any two versions can tell that they differ. All other
+//! messages are frames. A proof is the HMAC-SHA-256 of a label and of the messages, with the secret
+//! as key. It contains the nonces of both sides, so a message of another connection does not pass,
+//! and neither side accepts the other without the secret. Without a secret there are no proofs.
 
 use std::fmt;
 use std::io::{self, Read};

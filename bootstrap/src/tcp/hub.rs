@@ -1,11 +1,12 @@
 //! Implements the TCP hub, the process to which every rank of a group is connected.
 //!
-//! One thread accepts connections. Each connection has a thread that reads and one that writes; all sleep in the kernel while
-//! there is nothing to send. A connection that fails the handshake has no effect on the group: it is counted, and closed after
-//! a while. The number of connections in the handshake is limited.
+//! One thread accepts connections. Each connection has a thread that reads and one that writes; all
+//! sleep in the kernel while there is nothing to send. A connection that fails the handshake has no
+//! effect on the group: it is counted, and closed after a while. The number of connections in the
+//! handshake is limited.
 //!
-//! All threads share the states of [`HubGroups`] under a lock, and the order of changes under the lock is the order in which
-//! every rank receives replies.
+//! All threads share the states of [`HubGroups`] under a lock, and the order of changes under the
+//! lock is the order in which every rank receives replies.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -59,8 +60,8 @@ pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves a group of processes, all of which connect to it. Dropping it closes the server.
 ///
-/// It runs in rank 0, or in the process that starts the ranks. Once it is closed, ranks that have not
-/// left count rank 0 as lost.
+/// It runs in rank 0, or in the process that starts the ranks. Once it is closed, ranks that have
+/// not left count rank 0 as lost.
 pub struct Hub {
     pub(super) shared: Arc<Shared>,
     source: Source,
@@ -72,7 +73,8 @@ enum Source {
         listener: Arc<Uninherited<TcpListener>>,
         acceptor: Option<JoinHandle<()>>,
     },
-    /// `None` for the hub of a group that shrinks, whose connections the listener of its rank accepts.
+    /// `None` for the hub of a group that shrinks, whose connections the listener of its rank
+    /// accepts.
     Rank(Arc<RankListener>),
 }
 
@@ -158,13 +160,14 @@ impl HubOptions {
         self
     }
 
-    /// Opens the hub of a group of `ranks` ranks at a TCP address, such as `10.0.0.1:29501`. Port 0 selects any free
-    /// port.
+    /// Opens the hub of a group of `ranks` ranks at a TCP address, such as `10.0.0.1:29501`. Port 0
+    /// selects any free port.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a group of 0 ranks, for a malformed address, and for an address that
-    /// other hosts can reach if there is no secret; [`Unavailable`](ErrorKind::Unavailable) if the port is in use or the address is not
-    /// one of this host.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a group of 0 ranks, for a malformed
+    /// address, and for an address that other hosts can reach if there is no secret;
+    /// [`Unavailable`](ErrorKind::Unavailable) if the port is in use or the address is not one of
+    /// this host.
     pub fn bind(self, address: &str, ranks: usize) -> Result<Hub, Error> {
         self.bind_once(address, ranks).map_err(|error| name_holders(address, error))
     }
@@ -260,8 +263,9 @@ impl HubOptions {
 }
 
 impl Hub {
-    /// Opens the hub of a group at a loopback address, such as `127.0.0.1:29501`. Port 0 selects any free port. It has
-    /// no secret, so every process of this host can join; [`HubOptions`] sets one.
+    /// Opens the hub of a group at a loopback address, such as `127.0.0.1:29501`. Port 0 selects
+    /// any free port. It has no secret, so every process of this host can join; [`HubOptions`] sets
+    /// one.
     ///
     /// # Errors
     /// Those of [`HubOptions::bind`].
@@ -269,7 +273,8 @@ impl Hub {
         HubOptions::default().bind(address, ranks)
     }
 
-    /// Returns the address at which the hub listens, with the port that the system chose for port 0.
+    /// Returns the address at which the hub listens, with the port that the system chose for
+    /// port 0.
     pub fn address(&self) -> SocketAddr {
         self.shared.address
     }
@@ -360,7 +365,8 @@ impl Drop for Hub {
     fn drop(&mut self) {
         let state = &self.shared.state;
         if self.shared.generation.is_past() {
-            // The threads of the hub do not exist in a forked child, and any of them may have held the lock.
+            // The threads of the hub do not exist in a forked child, and any of them may have held
+            // the lock.
             return;
         }
 
@@ -369,7 +375,8 @@ impl Drop for Hub {
             listener.close_hub(&self.shared);
         }
 
-        // Every rank receives a pending end of the group before its connection closes. No message tells that a rank is stopped.
+        // Every rank receives a pending end of the group before its connection closes. No message
+        // tells that a rank is stopped.
         let latest = Deadline::after(ACKNOWLEDGE_TIMEOUT);
         let is_told = |state: &mut State| (!state.hub.awaits_any_acknowledgement()).then_some(());
         while !latest.has_passed() && state.wait(Deadline::after(STOPPED_PAUSE), is_told).is_none()
@@ -558,7 +565,8 @@ impl Shared {
             Ok((rank, state.apply(rank, Addressed::to_all(joined))))
         });
 
-        // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
+        // Dropping outboxes waits until their last frames are written, so it happens outside of the
+        // lock.
         admitted.map(|(rank, _)| rank).map_err(|(refusal, _)| refusal)
     }
 
@@ -582,7 +590,8 @@ impl Shared {
             if is_current { state.apply(from, event) } else { Vec::new() }
         });
 
-        // Dropping outboxes waits until their last frames are written, so it happens outside of the lock.
+        // Dropping outboxes waits until their last frames are written, so it happens outside of the
+        // lock.
         drop(outboxes);
     }
 
@@ -639,7 +648,8 @@ impl State {
             return;
         }
 
-        // In the new group, the rank that runs the hub has another number, which is known when it joins.
+        // In the new group, the rank that runs the hub has another number, which is known when it
+        // joins.
         self.run_by = None;
         let ranks = formation.formed_ranks().unwrap_or_default();
 

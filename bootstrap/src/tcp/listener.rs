@@ -1,7 +1,7 @@
 //! Accepts the connections of other ranks, which they make when the group shrinks.
 //!
-//! A thread accepts them from the beginning. Otherwise connections that send nothing could fill the queue of the system, and the
-//! rank would look as if its host were down.
+//! A thread accepts them from the beginning. Otherwise connections that send nothing could fill the
+//! queue of the system, and the rank would look as if its host were down.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,7 +31,8 @@ pub(super) fn bind(ip: IpAddr) -> io::Result<Uninherited<TcpListener>> {
     Ok(listener)
 }
 
-/// Accepts connections of other ranks until it is dropped, and passes them to the hub of the smaller group.
+/// Accepts connections of other ranks until it is dropped, and passes them to the hub of the
+/// smaller group.
 ///
 /// A rank can call `shrink` before this one does, so connections wait until this rank opens a hub.
 /// If there are too many, the oldest are closed, as are those that have waited too long. Their
@@ -94,7 +95,8 @@ impl RankListener {
             if has_threads {
                 has_threads = hub.take(stream, origin);
             } else {
-                // Each refusal could take seconds of this call. Ranks connect again, and are refused by the thread that accepts.
+                // Each refusal could take seconds of this call. Ranks connect again, and are
+                // refused by the thread that accepts.
                 let _ = stream.shutdown(Shutdown::Both);
             }
         }

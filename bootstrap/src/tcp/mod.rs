@@ -2,25 +2,27 @@
 //!
 //! The processes are started by the usual launchers.
 //!
-//! Every rank holds one connection to the [`Hub`], which rank 0 runs unless the [`Environment`] names an
-//! external one. The connection carries messages only while ranks prepare, abort and leave. In steady state
-//! all threads sleep in the kernel.
+//! Every rank holds one connection to the [`Hub`], which rank 0 runs unless the [`Environment`]
+//! names an external one. The connection carries messages only while ranks prepare, abort and
+//! leave. In steady state all threads sleep in the kernel.
 //!
-//! When a process ends, its kernel closes the connection, and the other ranks learn of it at once. Children that it has forked
-//! close their copies of the connection. A child that was made by a raw system call keeps its copy; on one host, within one
-//! process namespace, the end of the process is noticed nevertheless. Ranks in containers with namespaces of their own rely
-//! on the connection alone, as ranks of different hosts do.
+//! When a process ends, its kernel closes the connection, and the other ranks learn of it at once.
+//! Children that it has forked close their copies of the connection. A child that was made by a raw
+//! system call keeps its copy; on one host, within one process namespace, the end of the process is
+//! noticed nevertheless. Ranks in containers with namespaces of their own rely on the connection
+//! alone, as ranks of different hosts do.
 //!
 //! | left out on purpose | reason |
 //! | --- | --- |
 //! | heartbeats | the kernel sends them: a connection to a host that has not answered for 20 s closes |
 //! | encryption, and the integrity of messages after the handshake | they protect against a third party on the path; the network of a job is trusted |
 //!
-//! Ranks and hub prove to each other that they know the secret of the job, in the `handshake`. Without a secret the hub
-//! listens on a loopback address only, unless the environment or [`HubOptions`] permit other addresses.
+//! Ranks and hub prove to each other that they know the secret of the job, in the `handshake`.
+//! Without a secret the hub listens on a loopback address only, unless the environment or
+//! [`HubOptions`] permit other addresses.
 //!
-//! A rank whose exchange times out ends the group: through its [listener](super::Listener) if it has one,
-//! else with a record that names the first missing rank.
+//! A rank whose exchange times out ends the group: through its [listener](super::Listener) if it
+//! has one, else with a record that names the first missing rank.
 
 mod accept;
 mod connect;
@@ -103,7 +105,8 @@ pub struct TcpBootstrap {
 struct Held {
     outbox: Option<Outbox>,
     hub: Option<Arc<Hub>>,
-    /// The socket at which other ranks connect if the group shrinks; `None` if any process of another host could connect.
+    /// The socket at which other ranks connect if the group shrinks; `None` if any process of
+    /// another host could connect.
     listener: Option<Arc<RankListener>>,
 }
 
@@ -122,11 +125,11 @@ impl TcpBootstrap {
     ///
     /// # Errors
     /// [`Timeout`](ErrorKind::Timeout) naming the ranks that did not join, or the hub that was not
-    /// reached; [`Mismatch`](ErrorKind::Mismatch) if ranks disagree on the size of the group or on the secret, two have
-    /// the same number, or another program listens at the address;
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the address is malformed, or other hosts can reach it and there is no
-    /// secret; [`Unavailable`](ErrorKind::Unavailable) if the port is in use;
-    /// [`PeerLost`](ErrorKind::PeerLost) if a rank joined and was lost.
+    /// reached; [`Mismatch`](ErrorKind::Mismatch) if ranks disagree on the size of the group or on
+    /// the secret, two have the same number, or another program listens at the address;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the address is malformed, or other hosts
+    /// can reach it and there is no secret; [`Unavailable`](ErrorKind::Unavailable) if the port is
+    /// in use; [`PeerLost`](ErrorKind::PeerLost) if a rank joined and was lost.
     pub fn join(environment: &Environment, deadline: Deadline) -> Result<Self, Error> {
         environment.check_authentication()?;
 
@@ -261,7 +264,8 @@ impl TcpBootstrap {
                 Err(JoinError::Fatal(error)) => {
                     return Err(end_start(hub.as_ref(), rank, error));
                 }
-                // A rank that has too many connections closes the oldest. If its process has ended, the next attempt is refused.
+                // A rank that has too many connections closes the oldest. If its process has ended,
+                // the next attempt is refused.
                 Err(JoinError::Closed(_)) if !deadline.has_passed() => {
                     thread::sleep(PAUSE_MIN);
                     hello.nonce = random_bytes()?;
@@ -425,8 +429,9 @@ unsafe impl Bootstrap for TcpBootstrap {
 
     /// Connects the remaining ranks through a new hub, which the lowest remaining rank opens.
     ///
-    /// It is the lowest rank whose process runs, and it opens the hub at the address that it gave when it joined. A
-    /// host that does not answer for an eighth of the remaining time counts as down.
+    /// It is the lowest rank whose process runs, and it opens the hub at the address that it gave
+    /// when it joined. A host that does not answer for an eighth of the remaining time counts as
+    /// down.
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
         let listener = self.held().as_ref().and_then(|held| held.listener.clone());
         let Some(listener) = listener else {
@@ -620,7 +625,8 @@ fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &Onc
                 }
             }
             Ok(None) => break closed(),
-            // All ranks must say the same of a hub that is killed, whatever each of them was reading.
+            // All ranks must say the same of a hub that is killed, whatever each of them was
+            // reading.
             Err(error) if error.is_closed() => break closed(),
             Err(error) => break format!("the connection to the hub at {address} failed: {error}"),
         }
@@ -687,7 +693,8 @@ struct Joined {
 enum JoinError {
     /// The attempt to reach the hub failed, but the hub may start later or come back.
     Retry(String),
-    /// No process listens at the address now, or the hub there is another one. A hub may start later.
+    /// No process listens at the address now, or the hub there is another one. A hub may start
+    /// later.
     Gone(String),
     /// The other side closed the connection without an answer.
     Closed(String),

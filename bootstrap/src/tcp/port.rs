@@ -2,7 +2,8 @@
 
 use std::fs;
 
-/// Returns the processes that hold a listening socket at a TCP port, such as `process 17 (python3)`.
+/// Returns the processes that hold a listening socket at a TCP port, such as `process 17
+/// (python3)`.
 ///
 /// The list is empty if this process cannot see them, because they belong to another user or to
 /// another process namespace.

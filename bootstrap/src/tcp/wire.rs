@@ -1,7 +1,8 @@
 //! Encodes messages as frames of a TCP connection, and queues the frames that are to be written.
 //!
-//! A frame is a length of four bytes, little endian, and as many bytes of postcard. The length is not trusted: a
-//! length above the limit is an error, and below the limit memory grows only as bytes arrive.
+//! A frame is a length of four bytes, little endian, and as many bytes of postcard. The length is
+//! not trusted: a length above the limit is an error, and below the limit memory grows only as
+//! bytes arrive.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -197,8 +198,8 @@ const BATCH_BYTES: usize = 64 << 10;
 
 /// Writes frames to a TCP connection on a thread of its own, so that sending never blocks.
 ///
-/// The thread sleeps while nothing is queued. Dropping the queue writes what is queued, as long as the peer reads, and
-/// closes the connection in both directions.
+/// The thread sleeps while nothing is queued. Dropping the queue writes what is queued, as long as
+/// the peer reads, and closes the connection in both directions.
 ///
 /// A peer that does not read can be stopped, so the queue has a limit: [`OUTBOX_BYTES_MAX`].
 pub(super) struct Outbox {
@@ -224,8 +225,9 @@ enum Item {
 
 /// The most bytes that wait to be sent to one rank when more are to be sent.
 ///
-/// A rank that does not read takes part in no further exchange, so at most one result waits for it. The newest result is not counted,
-/// because it can have more bytes and take long to arrive. Messages of other ranks count for these ranks.
+/// A rank that does not read takes part in no further exchange, so at most one result waits for it.
+/// The newest result is not counted, because it can have more bytes and take long to arrive.
+/// Messages of other ranks count for these ranks.
 const OUTBOX_BYTES_MAX: usize = 16 << 20;
 
 impl Outbox {
@@ -258,7 +260,8 @@ impl Outbox {
         &self.sender
     }
 
-    /// Starts to close the connection early, so that the drop only waits until the queue is written.
+    /// Starts to close the connection early, so that the drop only waits until the queue is
+    /// written.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
 
@@ -369,7 +372,8 @@ fn write_batch(mut stream: &TcpStream, batch: &[u8], closing: &AtomicBool) -> io
         match written {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => rest = &rest[written..],
-            // A peer can be stopped, for example in a debugger: wait until the connection is closed.
+            // A peer can be stopped, for example in a debugger: wait until the connection is
+            // closed.
             Err(error) if is_timeout(&error) && !closing.load(Ordering::Relaxed) => {}
             Err(error) => return Err(error),
         }
@@ -448,9 +452,9 @@ pub(super) fn keep_alive(stream: &TcpStream, peer: IpAddr) {
         return;
     }
 
-    // Every Linux has these options. Without them, the deadlines of calls find the host that is gone.
-    // The first probe comes after half of the time. It and the next four are a tenth apart, and the
-    // connection closes a tenth after the last.
+    // Every Linux has these options. Without them, the deadlines of calls find the host that is
+    // gone. The first probe comes after half of the time. It and the next four are a tenth apart,
+    // and the connection closes a tenth after the last.
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, HOST_GONE / 2);
     let _ = sockopt::set_tcp_keepintvl(stream, HOST_GONE / 10);

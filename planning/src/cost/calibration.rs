@@ -1,8 +1,9 @@
 //! Stores link rates that were measured on one machine, from which the cost model predicts times.
 //!
-//! The figures of the links are fitted to all samples together, so a full cache or a short queue shows as an error at a few
-//! sizes. A calibration keeps these errors: at a measured size the prediction equals the measurement, and a choice follows it.
-//! They have no effect at other sizes (docs/adr/0011-costs.md).
+//! The figures of the links are fitted to all samples together, so a full cache or a short queue
+//! shows as an error at a few sizes. A calibration keeps these errors: at a measured size the
+//! prediction equals the measurement, and a choice follows it. They have no effect at other sizes
+//! (docs/adr/0011-costs.md).
 
 use std::fmt;
 
@@ -20,7 +21,8 @@ use crate::topology::Topology;
 /// The relative error up to which a predicted time counts as good, 20 %.
 pub const GOOD: f64 = 0.2;
 
-/// The conditions under which a calibration is valid, such as the machine, the backend and the topology.
+/// The conditions under which a calibration is valid, such as the machine, the backend and the
+/// topology.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
@@ -46,12 +48,14 @@ pub struct Calibration {
     pub links: Links,
     /// The measured all-gathers to which the link rates were fitted.
     pub samples: Vec<Sample>,
-    /// The relative error of each sample's predicted time, before the correction by [residuals](Links::residuals).
+    /// The relative error of each sample's predicted time, before the correction by
+    /// [residuals](Links::residuals).
     pub errors: Vec<f64>,
 }
 
 impl Key {
-    /// Creates the key of a calibration for a backend, a machine and a topology, with this version of Peerlane.
+    /// Creates the key of a calibration for a backend, a machine and a topology, with this version
+    /// of Peerlane.
     pub fn new(backend: &str, machine: &str, topology: &Topology) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -62,7 +66,8 @@ impl Key {
         }
     }
 
-    /// Checks that the calibration was made with the expected version, backend, machine and topology.
+    /// Checks that the calibration was made with the expected version, backend, machine and
+    /// topology.
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch), naming the first field that differs.

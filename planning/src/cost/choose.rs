@@ -1,4 +1,5 @@
-//! Chooses the algorithm and the number of chunks with the lowest predicted time, and explains the choice.
+//! Chooses the algorithm and the number of chunks with the lowest predicted time, and explains the
+//! choice.
 
 use std::fmt;
 
@@ -59,7 +60,8 @@ const CHUNKS_TRIED_MAX: u32 = 64;
 /// A node can distribute a chunk only after all of it has arrived over the network.
 const NETWORK_CHUNK_BYTES_MAX: u64 = 8 << 20;
 
-/// The sizes, link rates and topology from which an algorithm is chosen. Equal inputs on all ranks give equal choices.
+/// The sizes, link rates and topology from which an algorithm is chosen. Equal inputs on all ranks
+/// give equal choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     /// The nodes of the group, and the ranks that belong to each of them.
@@ -70,8 +72,8 @@ pub struct Question<'a> {
     pub shape: Shape,
     /// The link rates from which times are predicted.
     pub links: &'a Links,
-    /// Whether the link rates were measured on this machine, and not assumed. If they are assumed, a less simple plan
-    /// must be faster by a fifth, and by 5 µs where processors copy.
+    /// Whether the link rates were measured on this machine, and not assumed. If they are assumed,
+    /// a less simple plan must be faster by a fifth, and by 5 µs where processors copy.
     pub measured: bool,
     /// The algorithm that the caller has selected; `None` to compare all.
     pub algorithm: Option<Algorithm>,
@@ -117,8 +119,9 @@ pub struct Candidate {
 /// win. Only whole numbers are compared, so equal questions have equal answers on all ranks.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many blocks as ranks, the
-/// number of chunks is out of bounds, the algorithm does not suit the collective, or every algorithm is excluded.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as
+/// many blocks as ranks, the number of chunks is out of bounds, the algorithm does not suit the
+/// collective, or every algorithm is excluded.
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let Question { topology, block_bytes, shape, links, algorithm, chunks, refused, .. } =
         *question;
@@ -229,7 +232,8 @@ fn invalid(text: String) -> Error {
 impl Choice {
     /// Explains in a few lines of text why the algorithm was chosen.
     ///
-    /// The text has the best plan of every algorithm, what was excluded, and the terms of the chosen time.
+    /// The text has the best plan of every algorithm, what was excluded, and the terms of the
+    /// chosen time.
     pub fn explain(&self) -> String {
         self.to_string()
     }

@@ -1,4 +1,5 @@
-//! Predicts the time, traffic and memory of collective operations, and chooses the fastest algorithm.
+//! Predicts the time, traffic and memory of collective operations, and chooses the fastest
+//! algorithm.
 //!
 //! [`predict`] estimates one algorithm, and [`choose`] compares all of them. A [`Calibration`]
 //! holds links that [`calibrate`](crate::calibrate) or the program `peerlane calibrate` has fitted

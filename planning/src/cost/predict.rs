@@ -18,8 +18,8 @@ use crate::units::{bytes, time};
 /// The predicted time, traffic and memory of a collective operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cost {
-    /// The predicted time of one operation in picoseconds, if many run one after another. It is the sum of the
-    /// [terms](Self::terms).
+    /// The predicted time of one operation in picoseconds, if many run one after another. It is the
+    /// sum of the [terms](Self::terms).
     pub picoseconds: u64,
     /// The parts of the predicted time, such as puts and flags, in order.
     ///
@@ -42,8 +42,9 @@ pub struct Cost {
 /// Equal arguments give equal results on all machines.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as many blocks as ranks, the
-/// shape has no chunks or outputs, or the algorithm does not suit the collective.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as
+/// many blocks as ranks, the shape has no chunks or outputs, or the algorithm does not suit the
+/// collective.
 pub fn predict(
     algorithm: Algorithm,
     topology: &Topology,

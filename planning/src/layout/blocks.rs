@@ -8,17 +8,20 @@ use crate::error::Error;
 
 /// The lengths in bytes of the blocks that ranks send and receive in a collective operation.
 ///
-/// The length of a rank that provides no block, such as a rank other than the root of a broadcast, is ignored.
+/// The length of a rank that provides no block, such as a rank other than the root of a broadcast,
+/// is ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum BlockBytes {
     /// One block length for each rank.
     ///
-    /// It is the length of the block that the rank provides or, in a scatter, receives. In an all-to-all all lengths
-    /// are equal.
+    /// It is the length of the block that the rank provides or, in a scatter, receives. In an
+    /// all-to-all all lengths are equal.
     ByRank(Lengths),
-    /// Several tensors, each with one length for each rank. A block consists of the pieces of one rank.
+    /// Several tensors, each with one length for each rank. A block consists of the pieces of one
+    /// rank.
     ByTensor(Vec<Lengths>),
-    /// One block length for each pair of ranks, for an all-to-all. They are ordered by provider and then by receiver.
+    /// One block length for each pair of ranks, for an all-to-all. They are ordered by provider and
+    /// then by receiver.
     ByPair(Vec<Lengths>),
 }
 
@@ -27,7 +30,8 @@ pub enum BlockBytes {
 pub(super) enum Sizes {
     /// One length for each rank that provides a block; the block is the same in all outputs.
     ///
-    /// A block has a piece of each tensor. `tensor_offsets` are the offsets of the tensors in an output.
+    /// A block has a piece of each tensor. `tensor_offsets` are the offsets of the tensors in an
+    /// output.
     Provided { tensors: Box<[Lengths]>, tensor_offsets: Box<[u64]>, blocks: Lengths },
     /// One length for each rank, which all blocks that the rank receives have.
     Received(Lengths),
@@ -37,7 +41,8 @@ pub(super) enum Sizes {
     Pairs { rows: Box<[Lengths]>, columns: Box<[Lengths]>, now: Option<PairsNow> },
 }
 
-/// The lengths of the blocks of one rank in a start whose blocks are shorter than those of the layout.
+/// The lengths of the blocks of one rank in a start whose blocks are shorter than those of the
+/// layout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PairsNow {
     rank: Rank,
@@ -197,7 +202,8 @@ impl Layout {
         Rank::all(self.ranks()).map(|rank| self.inbox_bytes(rank)).max().unwrap_or(0)
     }
 
-    /// Returns the length of the block from `provider` in the output of `receiver`; 0 if there is none.
+    /// Returns the length of the block from `provider` in the output of `receiver`; 0 if there is
+    /// none.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -255,7 +261,8 @@ impl Layout {
         }
     }
 
-    /// Returns the length of the output of `rank`, which holds a block from every rank that provides one.
+    /// Returns the length of the output of `rank`, which holds a block from every rank that
+    /// provides one.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -270,8 +277,8 @@ impl Layout {
 
     /// Returns one average block length for each rank, as the cost model needs it.
     ///
-    /// In an all-to-all with different blocks, it is the average of the blocks that the rank sends or of those that it
-    /// receives, whichever is larger.
+    /// In an all-to-all with different blocks, it is the average of the blocks that the rank sends
+    /// or of those that it receives, whichever is larger.
     pub fn average_blocks(&self) -> Vec<u64> {
         match &self.blocks {
             Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => {
@@ -320,7 +327,8 @@ impl Layout {
     /// stay where they are.
     ///
     /// # Errors
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the layout has another kind of lengths.
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the layout has another kind
+    /// of lengths.
     #[doc(hidden)]
     pub fn set_blocks(&mut self, bytes: StartBytes<'_>) -> Result<(), Error> {
         let collective = self.collective;
@@ -336,7 +344,8 @@ impl Layout {
                 StartBytes::Equal(_) | StartBytes::ByRank(_),
             ) => {
                 let bytes_of = |rank| match bytes {
-                    // The offset of a block is a sum of lengths, so ranks without a block have none.
+                    // The offset of a block is a sum of lengths, so ranks without a block have
+                    // none.
                     _ if !collective.is_provider(rank) => 0,
                     StartBytes::ByRank(bytes) => bytes(rank),
                     StartBytes::Equal(bytes) => bytes,

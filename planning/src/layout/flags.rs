@@ -65,8 +65,8 @@ impl FlagLayout {
             u64::from(cell.block.0).saturating_mul(self.chunks).saturating_add(cell.chunk.into())
         };
 
-        // After the three groups by rank, ranks 0 to 2 of a fourth group would be the lines of `go`,
-        // `sent` and the first contribution.
+        // After the three groups by rank, ranks 0 to 2 of a fourth group would be the lines of
+        // `go`, `sent` and the first contribution.
         let line = match flag {
             Flag::Arrived { cell, .. } => of_cell(cell),
             Flag::Ready { from, .. } => arrivals.saturating_add(of_rank(0, from)),

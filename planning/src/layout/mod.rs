@@ -1,11 +1,12 @@
 //! Computes the byte range of each chunk of a block, and the memory word of each flag.
 //!
-//! Every rank contributes a block: one piece for each of one or several tensors, one after another. Chunks divide the whole
-//! block, so a plan does not depend on tensors. A cell is a range of bytes of a block, with as many [spans](Span) as there
-//! are pieces that it touches, or with up to three where the input or the output is a matrix.
+//! Every rank contributes a block: one piece for each of one or several tensors, one after another.
+//! Chunks divide the whole block, so a plan does not depend on tensors. A cell is a range of bytes
+//! of a block, with as many [spans](Span) as there are pieces that it touches, or with up to three
+//! where the input or the output is a matrix.
 //!
-//! Each rank has a [`Placement`] of its input and output in buffers. By default the output is all tensors one after another,
-//! each with its pieces in rank order and without gaps.
+//! Each rank has a [`Placement`] of its input and output in buffers. By default the output is all
+//! tensors one after another, each with its pieces in rank order and without gaps.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -53,7 +54,8 @@ pub struct Layout {
     chunks: u32,
     /// The placement of each rank, or only the first if all ranks have the same placement.
     placements: Box<[Arc<Placement>]>,
-    /// Whether a rank contributes its whole input to every output of a reduce-scatter, instead of one block to each.
+    /// Whether a rank contributes its whole input to every output of a reduce-scatter, instead of
+    /// one block to each.
     is_input_shared: bool,
     columns: Option<Columns>,
 }
@@ -114,8 +116,9 @@ impl Layout {
     /// Each of the blocks has `chunks` chunks.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or no tensor, the collective cannot have such
-    /// blocks, `chunks` is 0, or an input or output is longer than 2^64 - 1 bytes.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or no tensor, the
+    /// collective cannot have such blocks, `chunks` is 0, or an input or output is longer than
+    /// 2^64 - 1 bytes.
     pub fn of_blocks(
         collective: Collective,
         blocks: BlockBytes,
@@ -147,7 +150,8 @@ impl Layout {
     /// There is one tensor, and inputs and outputs are contiguous.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a block does not consist of that number of rows of whole elements.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a block does not consist of that number
+    /// of rows of whole elements.
     #[doc(hidden)]
     pub fn with_columns(mut self, columns: Columns, element_bytes: u64) -> Result<Self, Error> {
         let ranks = self.ranks();
@@ -180,8 +184,8 @@ impl Layout {
     /// Replaces the buffer positions of the ranks' inputs and outputs.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one placement for each rank, or as
-    /// [`Placement::check`].
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one placement for each rank,
+    /// or as [`Placement::check`].
     pub fn with_placements(mut self, placements: Vec<Placement>) -> Result<Self, Error> {
         let found = placements.len();
         let ranks = self.ranks();
@@ -265,8 +269,8 @@ impl Layout {
     /// Returns the byte range of a chunk in the input and in the output of `receiver`. Neither may
     /// have gaps.
     ///
-    /// The cells of a block follow each other without gaps, in chunk order. Their lengths differ by at most
-    /// [`CHUNK_ALIGN_BYTES`], except that the last one may be shorter by as much again.
+    /// The cells of a block follow each other without gaps, in chunk order. Their lengths differ by
+    /// at most [`CHUNK_ALIGN_BYTES`], except that the last one may be shorter by as much again.
     ///
     /// # Panics
     /// If there is no such rank or chunk.
@@ -318,11 +322,12 @@ impl Layout {
         self.block_bytes(rank, rank).next_multiple_of(CHUNK_ALIGN_BYTES)
     }
 
-    /// Returns the rows that copy a chunk from rank `owner` to the output of rank `into`. A chunk of
-    /// no bytes has none.
+    /// Returns the rows that copy a chunk from rank `owner` to the output of rank `into`. A chunk
+    /// of no bytes has none.
     ///
     /// # Panics
-    /// If there is no such chunk or rank, or `from` is the input of a rank that does not provide the cell.
+    /// If there is no such chunk or rank, or `from` is the input of a rank that does not provide
+    /// the cell.
     pub fn spans(
         &self,
         cell: Cell,
@@ -402,10 +407,10 @@ impl Layout {
     ) -> [Option<Span>; 3] {
         let width = self.block_bytes(block, into) / columns.rows;
 
-        // Takes the position at which the block begins if its columns were rows, the bytes before it
-        // there, and the bytes of the whole matrix. Returns the position at which the block begins in
-        // the matrix, and the bytes of a row of the matrix. Only one row of the blocks before it
-        // precedes the block in the matrix.
+        // Takes the position at which the block begins if its columns were rows, the bytes before
+        // it there, and the bytes of the whole matrix. Returns the position at which the block
+        // begins in the matrix, and the bytes of a row of the matrix. Only one row of the blocks
+        // before it precedes the block in the matrix.
         let side = |is_matrix, position: BufferPosition, before: u64, total: u64| {
             let inset = if is_matrix { before - before / columns.rows } else { 0 };
             let pitch = if is_matrix { total / columns.rows } else { width };
@@ -439,8 +444,8 @@ impl Layout {
             (bytes > 0 && count > 0).then_some(Span { src, dst, bytes, rows })
         };
 
-        // A chunk inside one row is all in the first part, so the last part begins at `first` at the
-        // earliest.
+        // A chunk inside one row is all in the first part, so the last part begins at `first` at
+        // the earliest.
         let first = start.next_multiple_of(width).min(end);
         let last = first.max(end / width * width);
         [
@@ -480,7 +485,8 @@ impl Layout {
         }
     }
 
-    /// Returns the position in the output of `rank` where the data of `provider` for a tensor is written.
+    /// Returns the position in the output of `rank` where the data of `provider` for a tensor is
+    /// written.
     ///
     /// # Panics
     /// If there is no such rank or tensor.
@@ -513,10 +519,11 @@ impl Layout {
         self.chunk_offset(bytes, cell.chunk)..self.chunk_offset(bytes, cell.chunk + 1)
     }
 
-    /// Returns the number of bytes before a chunk of a block; for the number of chunks, the length of
-    /// the block.
+    /// Returns the number of bytes before a chunk of a block; for the number of chunks, the length
+    /// of the block.
     fn chunk_offset(&self, block_bytes: u64, chunk: u32) -> u64 {
-        // The last unit can be shorter than the others, so the end of a block is not a multiple of them.
+        // The last unit can be shorter than the others, so the end of a block is not a multiple of
+        // them.
         if chunk == 0 || chunk == self.chunks {
             return if chunk == 0 { 0 } else { block_bytes };
         }

@@ -29,8 +29,8 @@ impl Lengths {
     /// Creates the lengths of a tensor to which each of `ranks` ranks contributes `bytes` bytes.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or more than fit in 32 bits, or the sum is more than
-    /// 2^64 - 1.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or more than fit in 32
+    /// bits, or the sum is more than 2^64 - 1.
     pub fn equal(ranks: usize, bytes: u64) -> Result<Self, Error> {
         let count = u32::try_from(ranks).ok().filter(|&ranks| ranks > 0);
         let count = count.ok_or_else(|| {
@@ -145,7 +145,8 @@ impl Lengths {
         }
     }
 
-    /// Sets the length of each rank's part. Allocates only if the lengths were equal before and are not any more.
+    /// Sets the length of each rank's part. Allocates only if the lengths were equal before and are
+    /// not any more.
     pub(super) fn set(&mut self, bytes_of: impl Fn(Rank) -> u64) {
         let ranks = self.ranks();
         let first = bytes_of(Rank(0));
@@ -255,8 +256,8 @@ pub enum InputPlacement {
 /// The positions of the tensors or blocks in the output buffers of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputPlacement {
-    /// All tensors follow each other without gaps from this position in one output buffer. Each has its pieces in rank
-    /// order.
+    /// All tensors follow each other without gaps from this position in one output buffer. Each has
+    /// its pieces in rank order.
     Contiguous(BufferPosition),
     /// Each tensor has a position of its own in the output buffers.
     ByTensor(Vec<BufferPosition>),
@@ -266,8 +267,8 @@ pub enum OutputPlacement {
 
 /// The positions of a rank's input and output in numbered buffers.
 ///
-/// Ranks may have different placements, so a rank that writes to a peer needs the peer's. Ranks exchange them when they prepare
-/// an operation, and check those of peers like those of the caller.
+/// Ranks may have different placements, so a rank that writes to a peer needs the peer's. Ranks
+/// exchange them when they prepare an operation, and check those of peers like those of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
     /// The positions of the input in its buffers; unused for an operation in place.
@@ -286,9 +287,9 @@ impl Placement {
     /// Checks that the placement has enough positions, and that no outputs of `rank` overlap.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument): a wrong number of positions, a buffer number
-    /// of [`BUFFERS_MAX`] or more, a position whose end exceeds 2^64 - 1, or outputs that overlap,
-    /// naming both.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument): a wrong number of positions, a buffer
+    /// number of [`BUFFERS_MAX`] or more, a position whose end exceeds 2^64 - 1, or outputs that
+    /// overlap, naming both.
     pub fn check(&self, layout: &Layout, rank: Rank) -> Result<(), Error> {
         self.check_counts(layout)?;
 

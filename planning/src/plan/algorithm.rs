@@ -1,4 +1,5 @@
-//! Defines the algorithms of collective operations, such as ring and direct, and the order of their flags.
+//! Defines the algorithms of collective operations, such as ring and direct, and the order of their
+//! flags.
 
 use std::fmt;
 use std::str::FromStr;
@@ -135,7 +136,8 @@ impl FromStr for FlagOrder {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// The fabric that connects the ranks inside a node. If the group has no other fabric, it reaches every rank.
+    /// The fabric that connects the ranks inside a node. If the group has no other fabric, it
+    /// reaches every rank.
     #[default]
     Local,
     /// The fabric that connects the ranks of different nodes.

@@ -1,9 +1,11 @@
-//! Defines plans, which list the copies, signals and waits that one rank executes in a collective operation.
+//! Defines plans, which list the copies, signals and waits that one rank executes in a collective
+//! operation.
 //!
-//! A plan contains no address, no epoch and no vendor. Every flag is signalled once and waited for once in a start. The
-//! executor assigns words and values to flags, and the [layout](crate::layout) assigns bytes to cells. A plan can be written
-//! as [text](Plan#impl-Display-for-Plan), one step per line, and as JSON with serde. Nothing is checked here;
-//! [`verify`](crate::verify::verify) checks the plans of all ranks.
+//! A plan contains no address, no epoch and no vendor. Every flag is signalled once and waited for
+//! once in a start. The executor assigns words and values to flags, and the [layout](crate::layout)
+//! assigns bytes to cells. A plan can be written as [text](Plan#impl-Display-for-Plan), one step
+//! per line, and as JSON with serde. Nothing is checked here; [`verify`](crate::verify::verify)
+//! checks the plans of all ranks.
 
 use std::fmt;
 
@@ -46,7 +48,8 @@ pub struct Cell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The input of the rank whose memory is read; in place, the input is the rank's own block in the output.
+    /// The input of the rank whose memory is read; in place, the input is the rank's own block in
+    /// the output.
     Input,
     /// The output of the rank that is read.
     Output,
@@ -68,7 +71,8 @@ impl LaneId {
     }
 }
 
-/// The identity of a flag, by which one rank signals another that data has arrived or a buffer is free.
+/// The identity of a flag, by which one rank signals another that data has arrived or a buffer is
+/// free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Flag {
@@ -131,7 +135,8 @@ pub enum Flag {
 }
 
 impl Flag {
-    /// Returns the number of runs between the signal of a flag and the wait for it, which is 0 or 1.
+    /// Returns the number of runs between the signal of a flag and the wait for it, which is
+    /// 0 or 1.
     pub const fn lag(self) -> u32 {
         match self {
             Self::Free { .. } => 1,
@@ -145,7 +150,8 @@ impl Flag {
     }
 }
 
-/// One step of a plan, which copies a chunk, adds a contribution, signals a flag or waits for a flag.
+/// One step of a plan, which copies a chunk, adds a contribution, signals a flag or waits for a
+/// flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
@@ -163,7 +169,8 @@ pub enum Step {
         /// The buffer from which the chunk is read.
         from: Source,
     },
-    /// Copies a chunk of a block from the memory of `peer`, which may be this rank, into the output of this rank.
+    /// Copies a chunk of a block from the memory of `peer`, which may be this rank, into the output
+    /// of this rank.
     Get {
         /// The rank whose memory is read.
         #[serde(with = "RankNumber")]
@@ -200,7 +207,8 @@ pub enum Step {
 }
 
 impl Step {
-    /// Returns whether the step puts a contribution to a reduction into the inbox of the rank that adds it.
+    /// Returns whether the step puts a contribution to a reduction into the inbox of the rank that
+    /// adds it.
     pub fn contributes(&self, collective: Collective) -> bool {
         collective.is_reduction() && matches!(self, Self::Put { from: Source::Input, .. })
     }
@@ -213,8 +221,8 @@ pub struct Lane {
     /// Whether the engine copies inside a node or over the network; equal on all ranks.
     #[serde(default)]
     pub tier: Tier,
-    /// The steps in order, without those by which the sequence begins and ends. These are the entry and exit of the
-    /// lane.
+    /// The steps in order, without those by which the sequence begins and ends. These are the entry
+    /// and exit of the lane.
     pub steps: Vec<Step>,
 }
 
@@ -236,16 +244,16 @@ pub struct Plan {
     pub chunks: u32,
     /// Whether the operation runs in place, with the rank's own block already in its output.
     pub in_place: bool,
-    /// The number of output buffers that the operation alternates between, 1 to [`OUTPUTS_MAX`]. Each has a set of
-    /// flags of its own.
+    /// The number of output buffers that the operation alternates between, 1 to [`OUTPUTS_MAX`].
+    /// Each has a set of flags of its own.
     ///
-    /// With two, a start writes where the start before the last one did, so a rank that has entered the last start need not
-    /// signal `ready`.
+    /// With two, a start writes where the start before the last one did, so a rank that has entered
+    /// the last start need not signal `ready`.
     pub outputs: u32,
     /// The order of signals, waits and copies in the plan, for information.
     pub flags: FlagOrder,
-    /// The sequences of steps of this rank, of equal number on every rank. A lane without work is empty. Lane 0 is
-    /// [home](LaneId::HOME).
+    /// The sequences of steps of this rank, of equal number on every rank. A lane without work is
+    /// empty. Lane 0 is [home](LaneId::HOME).
     pub lanes: Vec<Lane>,
 }
 

@@ -1,8 +1,9 @@
 //! Writes plans as text, one step per line, and reads them back.
 //!
-//! The text omits two defaults: a rank signals its own `ready`, `free` and `taken`, and lane 0 of the reader waits for a flag. Other
-//! values are written, so every plan can be read back, also an incorrect one. Reading ignores blank lines and indentation. It
-//! checks only the form, not whether the plan is correct.
+//! The text omits two defaults: a rank signals its own `ready`, `free` and `taken`, and lane 0 of
+//! the reader waits for a flag. Other values are written, so every plan can be read back, also an
+//! incorrect one. Reading ignores blank lines and indentation. It checks only the form, not whether
+//! the plan is correct.
 
 use std::fmt;
 use std::str::FromStr;

@@ -7,13 +7,13 @@
 //! only the rank's own input, and after the end of the lane the input may be reused. Peers are
 //! served in shifted order, so that no two ranks put to the same peer first.
 //!
-//! With batched flags a lane consists of a few groups: all `ready` signals and waits, all puts, all `arrived`
-//! signals and waits. The self copy is next to the puts, so that it divides no group.
+//! With batched flags a lane consists of a few groups: all `ready` signals and waits, all puts, all
+//! `arrived` signals and waits. The self copy is next to the puts, so that it divides no group.
 //!
-//! *Pull.* Every rank gets the blocks of every peer, in the same lanes. A peer's `ready` says that its input may be
-//! read. No other rank writes the output, so two outputs in turn save nothing, and `ready` stays. A rank knows that it
-//! has everything when its lanes end. Other ranks read its input until each of them has signalled `taken`, so the
-//! lanes end with waits for that.
+//! *Pull.* Every rank gets the blocks of every peer, in the same lanes. A peer's `ready` says that
+//! its input may be read. No other rank writes the output, so two outputs in turn save nothing, and
+//! `ready` stays. A rank knows that it has everything when its lanes end. Other ranks read its
+//! input until each of them has signalled `taken`, so the lanes end with waits for that.
 
 use peerlane_hal::Rank;
 

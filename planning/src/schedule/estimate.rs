@@ -1,9 +1,10 @@
 //! Predicts the time of each collective algorithm with a closed formula, without simulation.
 //!
-//! A schedule estimates the longest path through the plans of all ranks, term by term, under full load: every rank of a
-//! node uses its links alike, shared engines, NICs, processors and memory are divided evenly, and the largest block
-//! represents all blocks. What two lanes do at the same time counts once, as the longer of both. A simulation goes
-//! through every step instead; an estimate takes as long for 4 ranks as for 16,384.
+//! A schedule estimates the longest path through the plans of all ranks, term by term, under full
+//! load: every rank of a node uses its links alike, shared engines, NICs, processors and memory are
+//! divided evenly, and the largest block represents all blocks. What two lanes do at the same time
+//! counts once, as the longer of both. A simulation goes through every step instead; an estimate
+//! takes as long for 4 ranks as for 16,384.
 
 use std::collections::BTreeMap;
 
@@ -166,7 +167,8 @@ pub struct Term {
 /// The number of bytes that one operation moves inside nodes, or over the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// An upper bound of the bytes that one rank sends or gets. It is exact if all blocks and nodes are equal.
+    /// An upper bound of the bytes that one rank sends or gets. It is exact if all blocks and nodes
+    /// are equal.
     pub rank_bytes_max: u64,
     /// The total number of bytes that all ranks send or get.
     pub total_bytes: u64,
@@ -242,8 +244,8 @@ pub(crate) struct EffectiveLink {
 impl EffectiveLink {
     /// Returns the share of a link that one rank has under full load.
     ///
-    /// Without a tier, it is the link of the rank to itself. `node_ranks` ranks of a node copy at the
-    /// same time, and `senders` lanes put to other nodes.
+    /// Without a tier, it is the link of the rank to itself. `node_ranks` ranks of a node copy at
+    /// the same time, and `senders` lanes put to other nodes.
     pub(crate) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
         let link = links.link_of_tier(tier.unwrap_or_default(), tier.is_none());
         let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
@@ -529,7 +531,8 @@ mod tests {
         assert_eq!(sums.node_ranks().collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!([1, 2, 3].map(|ranks| sums.node_bytes(ranks)), [40, 11, 6]);
         assert_eq!(sums.inside_bytes, 6 * 2 + 11);
-        // A single rank gets all 5 foreign blocks, the first of two gets 2 + 1, the first of three 1 + 1.
+        // A single rank gets all 5 foreign blocks, the first of two gets 2 + 1, the first of three
+        // 1 + 1.
         assert_eq!([1, 2, 3].map(|ranks| sums.entering(ranks)), [5, 3, 2]);
         assert_eq!([1, 2, 3].map(|ranks| sums.entering_from_one(ranks)), [3, 2, 1]);
     }

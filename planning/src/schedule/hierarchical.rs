@@ -1,21 +1,25 @@
-//! Implements the hierarchical algorithms, which send each block once to every other node and distribute it inside the
-//! node.
+//! Implements the hierarchical algorithms, which send each block once to every other node and
+//! distribute it inside the node.
 //!
-//! *Hierarchical.* Lane 1 puts this rank's block to one rank of every other node, and waits for nothing else. Meanwhile lane
-//! 0 distributes this rank's block inside the node; then it puts each chunk that arrives from another node to the other
-//! ranks of its node as soon as it has arrived. Nodes are served in shifted order, so a block from the k-th node before is the
-//! k-th to arrive, and lane 0 waits in this order. With one node there is no lane 1; with one rank on a node lane 0 has
-//! only arrivals. Neither is a special case.
+//! *Hierarchical.* Lane 1 puts this rank's block to one rank of every other node, and waits for
+//! nothing else. Meanwhile lane 0 distributes this rank's block inside the node; then it puts each
+//! chunk that arrives from another node to the other ranks of its node as soon as it has arrived.
+//! Nodes are served in shifted order, so a block from the k-th node before is the k-th to arrive,
+//! and lane 0 waits in this order. With one node there is no lane 1; with one rank on a node lane 0
+//! has only arrivals. Neither is a special case.
 //!
-//! *Hierarchical ring.* Lane 1 puts this rank's block only to the next node, then forwards every chunk that arrives from the
-//! previous node, until all nodes have it. So a rank has few peers in other nodes for any number of nodes. Two lanes need
-//! each arrival, lane 0 to distribute it and lane 1 to forward it, and each has a flag of its own.
+//! *Hierarchical ring.* Lane 1 puts this rank's block only to the next node, then forwards every
+//! chunk that arrives from the previous node, until all nodes have it. So a rank has few peers in
+//! other nodes for any number of nodes. Two lanes need each arrival, lane 0 to distribute it and
+//! lane 1 to forward it, and each has a flag of its own.
 //!
-//! *Rails.* The block of local index l enters node j at the rank of local index l mod L, of the L ranks of node j. On
-//! nodes with different numbers of ranks, several rails end at one rank of a small node.
+//! *Rails.* The block of local index l enters node j at the rank of local index l mod L, of the L
+//! ranks of node j. On nodes with different numbers of ranks, several rails end at one rank of a
+//! small node.
 //!
-//! With batched flags lane 0 has the `ready` signals and waits together, and the signals that announce a chunk to all
-//! ranks of the node. Lane 1 announces every chunk at once in any case, because lane 0 can continue with it.
+//! With batched flags lane 0 has the `ready` signals and waits together, and the signals that
+//! announce a chunk to all ranks of the node. Lane 1 announces every chunk at once in any case,
+//! because lane 0 can continue with it.
 
 use peerlane_hal::Rank;
 

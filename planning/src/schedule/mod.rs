@@ -34,7 +34,8 @@ mod steps;
 
 use estimate::{ClusterSums, CostRequest, PathEstimate, Traffic};
 
-/// The options of a plan, such as its collective operation, chunks and outputs. The algorithm is not among them.
+/// The options of a plan, such as its collective operation, chunks and outputs. The algorithm is
+/// not among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// The collective operation that the plan executes.
@@ -43,20 +44,24 @@ pub struct Shape {
     pub chunks: u32,
     /// Whether the operation runs in place, with a rank's own block already in its output.
     pub in_place: bool,
-    /// The number of output buffers that the operation alternates between, 1 to [`OUTPUTS_MAX`]; 1 in place.
+    /// The number of output buffers that the operation alternates between, 1 to [`OUTPUTS_MAX`]; 1
+    /// in place.
     ///
-    /// With two, no rank signals `ready` if every rank gets data from every other one in each start.
+    /// With two, no rank signals `ready` if every rank gets data from every other one in each
+    /// start.
     pub outputs: u32,
     /// The order of signals, waits and copies in the plan.
     pub flags: FlagOrder,
-    /// Whether other nodes are reached over the network fabric; otherwise one fabric reaches all ranks.
+    /// Whether other nodes are reached over the network fabric; otherwise one fabric reaches all
+    /// ranks.
     ///
     /// If so, the lanes to other nodes are of [`Tier::Network`].
     pub tiers: bool,
 }
 
 impl Default for Shape {
-    /// Returns the shape of an all-gather of whole blocks, out of place, with one output, prompt flags and one fabric.
+    /// Returns the shape of an all-gather of whole blocks, out of place, with one output, prompt
+    /// flags and one fabric.
     fn default() -> Self {
         Self {
             collective: Collective::AllGather,
@@ -141,7 +146,8 @@ pub struct Movement {
     pub lanes: usize,
 }
 
-/// Returns whether an algorithm executes an all-gather by puts or gets, and whether ranks forward blocks.
+/// Returns whether an algorithm executes an all-gather by puts or gets, and whether ranks forward
+/// blocks.
 pub fn movement(algorithm: Algorithm, topology: &Topology, tiers: bool) -> Movement {
     let schedule = schedule(algorithm);
     // Only the numbers of ranks and nodes decide whether data is forwarded, so the blocks are
@@ -175,8 +181,8 @@ pub(crate) fn check_suits(algorithm: Algorithm, collective: Collective) -> Resul
 /// Creates the plan of one rank for a collective operation.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the topology has no such rank, the algorithm cannot carry out
-/// the collective, or a field of the shape is out of its bounds.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the topology has no such rank, the algorithm
+/// cannot carry out the collective, or a field of the shape is out of its bounds.
 pub fn plan(
     algorithm: Algorithm,
     topology: &Topology,

@@ -1,21 +1,24 @@
-//! Implements the algorithms ring and double ring, in which every rank forwards received data to the next rank.
+//! Implements the algorithms ring and double ring, in which every rank forwards received data to
+//! the next rank.
 //!
-//! The ranks are ordered node after node, so the ring leaves each node once. A rank puts its own block to the
-//! next rank, then forwards each chunk as soon as it has arrived. Every byte is put to its final position in the output,
-//! so a rank only has to know that the next rank is `ready`. With two outputs in turn, an all-gather does not need that
-//! either: in the last start, the block of the next rank has passed all ranks. In a broadcast only the block of the root
-//! is forwarded, and with several chunks the ring is a pipeline.
+//! The ranks are ordered node after node, so the ring leaves each node once. A rank puts its own
+//! block to the next rank, then forwards each chunk as soon as it has arrived. Every byte is put to
+//! its final position in the output, so a rank only has to know that the next rank is `ready`. With
+//! two outputs in turn, an all-gather does not need that either: in the last start, the block of
+//! the next rank has passed all ranks. In a broadcast only the block of the root is forwarded, and
+//! with several chunks the ring is a pipeline.
 //!
-//! The double ring has two lanes, one for each direction. Each forwards every block half of the way. If the number of
-//! ranks is even, the opposite rank gets even chunks from one direction and odd chunks from the other. Each direction
-//! carries half of the bytes, with half of the hops of one ring.
+//! The double ring has two lanes, one for each direction. Each forwards every block half of the
+//! way. If the number of ranks is even, the opposite rank gets even chunks from one direction and
+//! odd chunks from the other. Each direction carries half of the bytes, with half of the hops of
+//! one ring.
 //!
-//! If a network reaches the other nodes, puts that leave the node are in a network lane. The local lane waits for
-//! arrivals from this rank's node, and announces them to the network lane by a signal to its own rank. The lane that forwards
-//! waits for arrivals from other nodes.
+//! If a network reaches the other nodes, puts that leave the node are in a network lane. The local
+//! lane waits for arrivals from this rank's node, and announces them to the network lane by a
+//! signal to its own rank. The lane that forwards waits for arrivals from other nodes.
 //!
-//! With batched flags the `ready` signal and wait are adjacent; after that, the signal of one chunk and the wait for the
-//! next are adjacent in any case.
+//! With batched flags the `ready` signal and wait are adjacent; after that, the signal of one chunk
+//! and the wait for the next are adjacent in any case.
 
 use std::ops::Range;
 
@@ -72,7 +75,8 @@ fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
         return [Traffic::new(of_rank, every), Traffic::default()];
     }
 
-    // Each of the hops between nodes, one for every node, carries all blocks but that of the rank after it.
+    // Each of the hops between nodes, one for every node, carries all blocks but that of the rank
+    // after it.
     let between = every / sums.ranks.max(1) * sums.nodes;
     [Traffic::new(of_rank, every.saturating_sub(between)), Traffic::new(of_rank, between)]
 }

@@ -1,12 +1,13 @@
 //! Models simulated transfers in progress, and the links, NICs and memory that they share.
 //!
-//! A flow gets an equal share of every resource that it uses, and moves at the smallest of these shares. If
-//! another resource limits a flow, the rest of its share is not given to the others. So rates are at most
-//! those of max–min fairness, and times are overestimated if anything. They are the same if all flows of a
-//! resource are limited alike, as in symmetric plans. In return, a flow that begins or ends changes only the
-//! rates of its neighbours, and not of their neighbours.
+//! A flow gets an equal share of every resource that it uses, and moves at the smallest of these
+//! shares. If another resource limits a flow, the rest of its share is not given to the others. So
+//! rates are at most those of max–min fairness, and times are overestimated if anything. They are
+//! the same if all flows of a resource are limited alike, as in symmetric plans. In return, a flow
+//! that begins or ends changes only the rates of its neighbours, and not of their neighbours.
 //!
-//! Rates are `f64`. Only sums, products, quotients and roundings are used, which IEEE 754 defines to the bit.
+//! Rates are `f64`. Only sums, products, quotients and roundings are used, which IEEE 754 defines
+//! to the bit.
 
 use peerlane_hal::Rank;
 
@@ -221,7 +222,8 @@ impl LinkClass {
     /// All kinds of links, from within a rank to between nodes.
     pub const ALL: [Self; 3] = [Self::Own, Self::Local, Self::Network];
 
-    /// Returns the kind of link of a copy, which depends on the tier unless the copy stays within a rank.
+    /// Returns the kind of link of a copy, which depends on the tier unless the copy stays within a
+    /// rank.
     pub const fn from_tier(tier: Tier, to_self: bool) -> Self {
         match tier {
             _ if to_self => Self::Own,

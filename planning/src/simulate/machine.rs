@@ -1,4 +1,5 @@
-//! Simulates the lanes of a collective, which issue their steps in order, copy bytes and signal flags.
+//! Simulates the lanes of a collective, which issue their steps in order, copy bytes and signal
+//! flags.
 //!
 //! Only the end of the issue of a copy and the end of its transfer are events, because only they
 //! change what lanes share. Signals and waits in between are handled at once, ahead of the clock if
@@ -101,9 +102,11 @@ pub(super) struct Machine<'a> {
     ///
     /// Each lane has the number of its issue, followed by those of its transfers.
     events: EventQueue,
-    /// The lanes that can continue, because they have just started or the flag that they wait for is set.
+    /// The lanes that can continue, because they have just started or the flag that they wait for
+    /// is set.
     ready: Vec<u32>,
-    /// The end time of each step, or for a wait that is not passed, the time at which its flag is set.
+    /// The end time of each step, or for a wait that is not passed, the time at which its flag is
+    /// set.
     pub(super) ends: Vec<u64>,
     /// For each step, the earlier step whose end allowed it to begin.
     pub(super) causes: Vec<u32>,
@@ -167,14 +170,16 @@ impl<'a> Machine<'a> {
                 self.resume();
             }
 
-            // Rates change once for all events at this time, so that their order has no effect on rates.
+            // Rates change once for all events at this time, so that their order has no effect on
+            // rates.
             let flows_per_lane = self.flows_per_lane;
             let event = |flow| flow / flows_per_lane * events_per_lane + 1 + flow % flows_per_lane;
             self.flows.update_rates(now, &mut self.events, event);
         }
     }
 
-    /// Returns whether the simulation has stopped because the simulated time would exceed [`TIME_MAX`].
+    /// Returns whether the simulation has stopped because the simulated time would exceed
+    /// [`TIME_MAX`].
     pub(super) fn exceeds_clock(&self) -> bool {
         self.events.next_time().is_some() || self.lanes.iter().any(|lane| lane.at > TIME_MAX)
     }
@@ -264,10 +269,12 @@ impl<'a> Machine<'a> {
         let at = lane.at;
         lane.at = at.saturating_add(step_time);
 
-        // A signal to a peer follows the copies to that peer, and a signal to the own rank all copies.
+        // A signal to a peer follows the copies to that peer, and a signal to the own rank all
+        // copies.
         let ordered_after = (peer != rank).then_some(peer);
         if let Some(copy) = lane.last(ordered_after) {
-            // The lane continues without the signal, so the signal is not the cause of its next step.
+            // The lane continues without the signal, so the signal is not the cause of its next
+            // step.
             let deferred = DeferredSignal { step, ordered_after, number: copy.number, at };
             self.causes[step as usize] = lane.cause;
             lane.deferred.push(deferred);
@@ -311,8 +318,8 @@ impl<'a> Machine<'a> {
         let reached = lane.at;
         let set_at = self.ends[step as usize];
 
-        // The time of a flag includes the wake-up of the lane that waits for it. Only a wait for a flag
-        // that is already set takes the time of a step.
+        // The time of a flag includes the wake-up of the lane that waits for it. Only a wait for a
+        // flag that is already set takes the time of a step.
         let ready = reached.saturating_add(own);
         let (at, cause) = if ready >= set_at { (ready, lane.cause) } else { (set_at, signal) };
 

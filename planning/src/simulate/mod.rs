@@ -1,7 +1,9 @@
-//! Simulates the plans of all ranks over modelled links, to find when and why each step begins and ends.
+//! Simulates the plans of all ranks over modelled links, to find when and why each step begins and
+//! ends.
 //!
-//! This is a discrete-event simulation in whole picoseconds. It depends only on its arguments: simultaneous
-//! events happen in order of rank and lane. It proves nothing; that is the task of [`verify`].
+//! This is a discrete-event simulation in whole picoseconds. It depends only on its arguments:
+//! simultaneous events happen in order of rank and lane. It proves nothing; that is the task of
+//! [`verify`].
 //!
 //! | modelled | how |
 //! | --- | --- |
@@ -52,7 +54,8 @@ pub struct Options {
     pub delays: Vec<u64>,
     /// The ranks whose steps are recorded as [slices](Simulation::slices).
     pub traced: Vec<Rank>,
-    /// Whether all lanes except the first fork from the caller's stream and join it, instead of waiting for flags.
+    /// Whether all lanes except the first fork from the caller's stream and join it, instead of
+    /// waiting for flags.
     pub forks: bool,
 }
 
@@ -62,9 +65,9 @@ pub struct Options {
 /// of traced ranks are requested again, and must be the same as before.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) or [`Mismatch`](ErrorKind::Mismatch) if the arguments are
-/// inconsistent or too large, or if a plan has a fault that stops the simulation; the errors of `plan_of`
-/// unchanged.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) or [`Mismatch`](ErrorKind::Mismatch) if the
+/// arguments are inconsistent or too large, or if a plan has a fault that stops the simulation; the
+/// errors of `plan_of` unchanged.
 pub fn simulate(
     topology: &Topology,
     layout: &Layout,
@@ -144,8 +147,8 @@ fn compile(
     options: &Options,
     plan_of: &mut impl FnMut(Rank) -> Result<Plan, Error>,
 ) -> Result<Program, Error> {
-    // The plan of one rank can be large already. Every plan has at least one lane, so the flags of one
-    // lane are a lower bound.
+    // The plan of one rank can be large already. Every plan has at least one lane, so the flags of
+    // one lane are a lower bound.
     program::check_flags(layout, 1)?;
 
     let first = plan_of(Rank(0))?;

@@ -61,7 +61,8 @@ impl Program {
 
     /// Returns the position of the step with this number.
     pub(super) fn step_id(&self, number: u32) -> StepId {
-        // An empty lane begins at the same step as the lane after it, which is the one that has the step.
+        // An empty lane begins at the same step as the lane after it, which is the one that has the
+        // step.
         let lane = self.first.partition_point(|&first| first <= number) - 1;
 
         StepId {
@@ -122,7 +123,8 @@ impl<'a> Compiler<'a> {
     /// With `flagged`, lanes other than the home lane start and end by flags.
     ///
     /// # Errors
-    /// If the plan does not match those before it, names something that does not exist, or is too large.
+    /// If the plan does not match those before it, names something that does not exist, or is too
+    /// large.
     pub(super) fn push(&mut self, plan: &Plan, flagged: bool) -> Result<(), Error> {
         self.check(plan)?;
 
@@ -324,7 +326,8 @@ pub(super) fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-/// Checks that the flags of plans with this number of lanes are not too many, and returns their number.
+/// Checks that the flags of plans with this number of lanes are not too many, and returns their
+/// number.
 ///
 /// # Errors
 /// If they are too many.

@@ -18,7 +18,8 @@ use crate::topology::Topology;
 /// Times are picoseconds after the start of the first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Simulation {
-    /// The end time of each rank, at which its lanes and its [host](RankUse::host_ps) have finished.
+    /// The end time of each rank, at which its lanes and its [host](RankUse::host_ps) have
+    /// finished.
     pub ends_ps: Vec<u64>,
     /// The number of plan steps of all ranks, including those that start and end each lane.
     pub steps: u64,
@@ -26,8 +27,8 @@ pub struct Simulation {
     pub tiers: Vec<Tier>,
     /// The bytes and busy times of each rank.
     pub ranks: Vec<RankUse>,
-    /// The maximum number of simultaneous flows into one rank, first over [`LinkClass::Local`], then over
-    /// [`LinkClass::Network`].
+    /// The maximum number of simultaneous flows into one rank, first over [`LinkClass::Local`],
+    /// then over [`LinkClass::Network`].
     pub incast: [Incast; 2],
     /// The maximum number of simultaneous flows into one NIC, and a rank that uses that NIC.
     pub nic_incast: Incast,
@@ -44,8 +45,8 @@ pub struct RankUse {
     pub traffic: [Traffic; 3],
     /// The time in which each lane moved bytes, in picoseconds.
     pub busy_ps: Vec<u64>,
-    /// The time in which the host submitted copies to engines, in picoseconds. The engines run meanwhile; in
-    /// a sequence of starts, the slower of host and engines limits the rate.
+    /// The time in which the host submitted copies to engines, in picoseconds. The engines run
+    /// meanwhile; in a sequence of starts, the slower of host and engines limits the rate.
     pub host_ps: u64,
 }
 
@@ -85,8 +86,8 @@ pub struct Slice {
     pub lane: LaneId,
     /// The plan step that was simulated.
     pub step: Step,
-    /// The time at which the lane reached the step, in picoseconds. For a put that waited for others, the
-    /// time at which its bytes began to move.
+    /// The time at which the lane reached the step, in picoseconds. For a put that waited for
+    /// others, the time at which its bytes began to move.
     pub begin_ps: u64,
     /// The time at which the copy was complete, the signal was visible, or the wait was passed.
     pub end_ps: u64,

@@ -275,11 +275,12 @@ pub(super) struct Getter {
 
 /// Stores for each copy the waits that prove it complete.
 ///
-/// A signal tells a peer that the signalling lane has completed all puts to that peer and all gets from it. A signal to
-/// the own rank publishes that the lane has completed everything, which for puts to other ranks means only that their
-/// sources are free. A lane that passes the wait for such a signal knows what it publishes. So for everything that a
-/// lane completes, the first signal after it to each possible reader names a wait, and a lane with one of these waits
-/// in its past knows it.
+/// A signal tells a peer that the signalling lane has completed all puts to that peer and all gets
+/// from it. A signal to the own rank publishes that the lane has completed everything, which for
+/// puts to other ranks means only that their sources are free. A lane that passes the wait for such
+/// a signal knows what it publishes. So for everything that a lane completes, the first signal
+/// after it to each possible reader names a wait, and a lane with one of these waits in its past
+/// knows it.
 #[derive(Debug)]
 pub(super) struct Completions {
     /// The waits of all ranges, one range after the other.
@@ -317,7 +318,8 @@ impl Completions {
 
     /// Appends the waits that prove the copies of `lane` complete.
     ///
-    /// The steps of a lane are visited in reverse order, so that the signals after a copy are known at the copy.
+    /// The steps of a lane are visited in reverse order, so that the signals after a copy are known
+    /// at the copy.
     fn add_lane(
         &mut self,
         set: &PlanSet,

@@ -1,9 +1,10 @@
 //! Explains a fault in a set of plans by a sequence of events that leads to the fault.
 //!
-//! Everything that precedes the faulty step has certainly happened before it; everything else may not have happened. So a
-//! counterexample lists the preceding events in a possible order, then the step, then what the step needed. Of the preceding
-//! events it shows the flags between the two ranks involved, or everything that the lane of the
-//! step has waited for if there are no such flags.
+//! Everything that precedes the faulty step has certainly happened before it; everything else may
+//! not have happened. So a counterexample lists the preceding events in a possible order, then the
+//! step, then what the step needed. Of the preceding events it shows the flags between the two
+//! ranks involved, or everything that the lane of the step has waited for if there are no such
+//! flags.
 
 use std::fmt;
 

@@ -55,8 +55,8 @@ pub enum Fault {
     /// The list of plans is empty.
     #[error("the set of plans is empty, expected one plan for each rank")]
     NoPlan,
-    /// A field of one plan contradicts the other plans. It disagrees with the first plan, or with the number or the
-    /// order of the plans.
+    /// A field of one plan contradicts the other plans. It disagrees with the first plan, or with
+    /// the number or the order of the plans.
     #[error("plan {index}: {field} is {found}, expected {expected}")]
     Disagrees {
         /// The index of the plan that disagrees, counted from 0.
@@ -76,7 +76,8 @@ pub enum Fault {
         /// The invalid number of chunks in the plan.
         chunks: u32,
     },
-    /// The number of outputs in a plan is out of bounds, or greater than 1 for an operation in place.
+    /// The number of outputs in a plan is out of bounds, or greater than 1 for an operation in
+    /// place.
     #[error(
         "rank {rank}: outputs is {outputs}, expected 1 in place, or 1 to {OUTPUTS_MAX} out of place"
     )]
@@ -86,7 +87,8 @@ pub enum Fault {
         /// The invalid number of outputs in the plan.
         outputs: u32,
     },
-    /// A plan has a root that does not exist, or runs a collective in place that cannot run in place.
+    /// A plan has a root that does not exist, or runs a collective in place that cannot run in
+    /// place.
     #[error("rank {rank}: {text}")]
     Collective {
         /// The rank whose plan contradicts its collective.
@@ -94,7 +96,8 @@ pub enum Fault {
         /// The text that says how the plan contradicts its collective.
         text: String,
     },
-    /// A step reads the output of a rank, although every output of the collective holds different blocks.
+    /// A step reads the output of a rank, although every output of the collective holds different
+    /// blocks.
     #[error(
         "{location}: the step copies from an output, expected an input, because the outputs of an \
          {collective} hold different blocks"
@@ -105,7 +108,8 @@ pub enum Fault {
         /// The collective whose outputs hold different blocks.
         collective: Collective,
     },
-    /// A step gets a contribution to a reduction, although contributions are put into the inbox of the rank that adds them.
+    /// A step gets a contribution to a reduction, although contributions are put into the inbox of
+    /// the rank that adds them.
     #[error(
         "{location}: the step gets a contribution, expected a put by its rank, because only puts write to an inbox"
     )]
@@ -200,7 +204,8 @@ pub enum Fault {
         /// The location of a step in another lane.
         second: Location,
     },
-    /// A step adds the rank's own contribution, which an earlier addition has overwritten, because the operation is in place.
+    /// A step adds the rank's own contribution, which an earlier addition has overwritten, because
+    /// the operation is in place.
     #[error(
         "{location}: an earlier addition has overwritten the contribution; expected it first, because the operation is in place"
     )]
@@ -208,7 +213,8 @@ pub enum Fault {
         /// The location of the step that adds too late.
         location: Location,
     },
-    /// A step copies a rank's own block into its output, although an operation in place has it there.
+    /// A step copies a rank's own block into its output, although an operation in place has it
+    /// there.
     #[error(
         "{location}: the step copies the rank's own block, which is already in its output, because \
          the operation is in place"
@@ -234,14 +240,15 @@ pub enum Fault {
     ReadEarly {
         /// The location of the step that may read too early.
         location: Location,
-        /// The number of the run of the operation in which the step may read too early, counted from 1.
+        /// The number of the run of the operation in which the step may read too early, counted
+        /// from 1.
         start: u32,
     },
     /// Several engines wait for each other in a cycle.
     #[error("deadlock in start {start}: {}", cycle(.waits))]
     Deadlock {
-        /// The waits that form the cycle. The signal for each comes after the next wait in that wait's lane; for the
-        /// last one, after the first.
+        /// The waits that form the cycle. The signal for each comes after the next wait in that
+        /// wait's lane; for the last one, after the first.
         waits: Vec<Location>,
         /// The number of the run of the operation that deadlocks, counted from 1.
         start: u32,
@@ -278,8 +285,8 @@ pub enum Fault {
         /// The lane that may wait for the flag.
         lane: LaneId,
     },
-    /// The number of signals of a flag differs from the number of waits for it. The numbers are those of one start of
-    /// the operation.
+    /// The number of signals of a flag differs from the number of waits for it. The numbers are
+    /// those of one start of the operation.
     #[error(
         "{location}: in one start, rank {reader} receives {signals} signals of the flag `{flag}` \
          and waits for it {waits} times, expected 1 signal and 1 wait"
@@ -296,7 +303,8 @@ pub enum Fault {
         /// The number of waits for the flag in one run of the operation.
         waits: usize,
     },
-    /// A flag is signalled more than once in one run of an operation, so a later wait passes too early.
+    /// A flag is signalled more than once in one run of an operation, so a later wait passes too
+    /// early.
     ///
     /// It passes on the first value.
     #[error(
@@ -317,7 +325,8 @@ pub enum Fault {
     NotConsumed {
         /// The location of the signal that may come too early.
         location: Location,
-        /// The number of the run of the operation in which the signal may come too early, counted from 1.
+        /// The number of the run of the operation in which the signal may come too early, counted
+        /// from 1.
         start: u32,
     },
     /// A step may write to the output of a peer while the peer's caller still uses that output.
@@ -330,7 +339,8 @@ pub enum Fault {
         location: Location,
         /// The rank whose output may be overwritten too early.
         peer: Rank,
-        /// The number of the run of the operation in which the step may write too early, counted from 1.
+        /// The number of the run of the operation in which the step may write too early, counted
+        /// from 1.
         start: u32,
     },
     /// An operation may end while a lane of the same rank still reads the caller's memory.
@@ -340,7 +350,8 @@ pub enum Fault {
         rank: Rank,
         /// The lane that may still read memory of its rank.
         lane: LaneId,
-        /// The number of the run of the operation that may end before the reads are complete, counted from 1.
+        /// The number of the run of the operation that may end before the reads are complete,
+        /// counted from 1.
         start: u32,
     },
     /// An operation may end while a get of another rank still reads the caller's memory.
@@ -355,7 +366,8 @@ pub enum Fault {
         peer: Rank,
         /// The lane that executes the get.
         lane: LaneId,
-        /// The number of the run of the operation that may end before the get is complete, counted from 1.
+        /// The number of the run of the operation that may end before the get is complete, counted
+        /// from 1.
         start: u32,
     },
     /// The algorithm cannot create plans for the given arguments.
@@ -384,10 +396,11 @@ pub enum Fault {
         /// The tier of the fabric, local or network.
         tier: Tier,
     },
-    /// A step of the local fabric signals a flag that belongs to the network fabric of another rank.
+    /// A step of the local fabric signals a flag that belongs to the network fabric of another
+    /// rank.
     ///
-    /// Only flags of a rank's own lanes, and arrivals over the network, cross tiers. The local fabric cannot write the flags of
-    /// the network fabric.
+    /// Only flags of a rank's own lanes, and arrivals over the network, cross tiers. The local
+    /// fabric cannot write the flags of the network fabric.
     #[error(
         "{location}: a local lane cannot signal a network lane of rank {peer}; expected a signal \
          to lane 0 of rank {peer}, which relays it"

@@ -1,7 +1,7 @@
 //! Checks that every flag has one writer and one reader, and that plans have no deadlock.
 //!
-//! A flag is signalled and waited for once in a start. It cannot be used twice, because all values of a start are the same
-//! epoch: a second wait would pass on the first signal.
+//! A flag is signalled and waited for once in a start. It cannot be used twice, because all values
+//! of a start are the same epoch: a second wait would pass on the first signal.
 
 use peerlane_hal::Rank;
 
@@ -169,10 +169,11 @@ fn steps_of_two_lanes(steps: &[NamingStep]) -> Option<(&NamingStep, &NamingStep)
 
 /// Checks that no lanes wait for each other in a cycle.
 ///
-/// One interleaving is enough to find a deadlock. Only a wait can block a lane, and because its flag has one writer,
-/// one reader and one signal in a start, no other lane can consume that signal: a lane that can continue now can
-/// continue later. So every order that runs lanes as long as possible ends at the same steps. Starts do not mix: the
-/// n-th wait for a flag is for its n-th signal, or the one before, so all starts behave alike.
+/// One interleaving is enough to find a deadlock. Only a wait can block a lane, and because its
+/// flag has one writer, one reader and one signal in a start, no other lane can consume that
+/// signal: a lane that can continue now can continue later. So every order that runs lanes as long
+/// as possible ends at the same steps. Starts do not mix: the n-th wait for a flag is for its n-th
+/// signal, or the one before, so all starts behave alike.
 pub(super) fn check_deadlock(set: &PlanSet, flags: &Flags) -> Result<(), Fault> {
     let mut run = DeadlockRun {
         set,

@@ -1,6 +1,8 @@
-//! Decides whether one step of a set of plans happens before another, with vector clocks or a complete search.
+//! Decides whether one step of a set of plans happens before another, with vector clocks or a
+//! complete search.
 //!
-//! A step precedes another if a path leads from the one to the other, along lanes and from each signal to its wait.
+//! A step precedes another if a path leads from the one to the other, along lanes and from each
+//! signal to its wait.
 
 use std::collections::VecDeque;
 
@@ -12,7 +14,8 @@ use crate::plan::{LaneId, Step};
 
 /// The vector clocks of the lanes of one rank, each with a time for every lane of every rank.
 ///
-/// Lanes of the rank pass their clocks on as logs of changes, so passing a clock on repeatedly costs no more than once.
+/// Lanes of the rank pass their clocks on as logs of changes, so passing a clock on repeatedly
+/// costs no more than once.
 #[derive(Debug)]
 pub(super) struct VectorClocks {
     lanes: Vec<Clock>,
@@ -83,7 +86,8 @@ pub(super) struct Event {
     pub(super) time: i64,
 }
 
-/// Searches for a happens-before path between two events, and keeps its buffers for the next search.
+/// Searches for a happens-before path between two events, and keeps its buffers for the next
+/// search.
 #[derive(Debug)]
 pub(super) struct HappensBefore<'a> {
     set: &'a PlanSet,

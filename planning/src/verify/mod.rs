@@ -1,4 +1,5 @@
-//! Proves without hardware that the plans of all ranks move the right data without races or deadlocks.
+//! Proves without hardware that the plans of all ranks move the right data without races or
+//! deadlocks.
 //!
 //! | file | checks or holds |
 //! | --- | --- |
@@ -10,21 +11,23 @@
 //! | `prove.rs`, `symmetry.rs` | proofs for many ranks |
 //! | `fault.rs`, `counterexample.rs` | faults with their classes, and events that lead to them |
 //!
-//! The verifier knows no algorithm. It first checks the plans as a whole, then follows what each lane knows in one start,
-//! after as many starts as outputs are used in turn. More starts add nothing: a start refers at most to the last one
-//! that used the same output, and that one left every flag as this one does.
+//! The verifier knows no algorithm. It first checks the plans as a whole, then follows what each
+//! lane knows in one start, after as many starts as outputs are used in turn. More starts add
+//! nothing: a start refers at most to the last one that used the same output, and that one left
+//! every flag as this one does.
 //!
-//! The proof holds for flags that carry epochs and for flags that a captured start resets. No lane signals a flag again
-//! before it knows that its last signal was consumed. A wait resets its flag before anything after it, so a lane that knows
-//! that the signal was consumed knows that the flag is 0. Captured starts have one output and flags of their own, so eager
-//! starts between them change nothing that is known.
+//! The proof holds for flags that carry epochs and for flags that a captured start resets. No lane
+//! signals a flag again before it knows that its last signal was consumed. A wait resets its flag
+//! before anything after it, so a lane that knows that the signal was consumed knows that the flag
+//! is 0. Captured starts have one output and flags of their own, so eager starts between them
+//! change nothing that is known.
 //!
-//! For many ranks, [`prove()`] makes the plans itself and lets some ranks represent others; the [`Coverage`] of the proof
-//! states its extent.
+//! For many ranks, [`prove()`] makes the plans itself and lets some ranks represent others; the
+//! [`Coverage`] of the proof states its extent.
 //!
-//! Lanes are run with their `go` and `sent` flags; fork and join give the same order. Bytes are left out on purpose: cells
-//! cover the output by the [layout](crate::layout), so a plan is correct for every layout or for none. Time and cost are left
-//! out too.
+//! Lanes are run with their `go` and `sent` flags; fork and join give the same order. Bytes are
+//! left out on purpose: cells cover the output by the [layout](crate::layout), so a plan is correct
+//! for every layout or for none. Time and cost are left out too.
 
 use std::fmt;
 
@@ -61,12 +64,13 @@ pub struct Proof {
     pub chunks: u32,
     /// The number of consecutive runs of the operation that the verifier checked.
     pub starts: u32,
-    /// The number of copies, signals and waits that all ranks execute in one run of the operation. It includes the
-    /// entry and exit of each lane.
+    /// The number of copies, signals and waits that all ranks execute in one run of the operation.
+    /// It includes the entry and exit of each lane.
     pub steps: usize,
     /// The number of flags that all ranks use in one run of the operation.
     pub flags: usize,
-    /// The number of contributions that all ranks add in one run of a reduction; 0 for other operations.
+    /// The number of contributions that all ranks add in one run of a reduction; 0 for other
+    /// operations.
     pub additions: usize,
     /// The ranks whose plans the verifier checked, either all ranks or a selection.
     pub coverage: Coverage,
@@ -78,23 +82,24 @@ pub struct Proof {
 pub enum Coverage {
     /// The verifier checked the plan of every rank, step by step.
     Exhaustive,
-    /// The verifier checked only representative ranks, because the plans of all others are rotations of theirs.
+    /// The verifier checked only representative ranks, because the plans of all others are
+    /// rotations of theirs.
     BySymmetry {
         /// The representative ranks whose plans the verifier checked.
         followed: Vec<Rank>,
         /// The number of plans that were compared with the plan of a representative rank.
         ///
-        /// They were compared after a rotation. If it is less than the number of ranks, the others are assumed to be
-        /// equal.
+        /// They were compared after a rotation. If it is less than the number of ranks, the others
+        /// are assumed to be equal.
         compared: usize,
     },
     /// The verifier checked only the plans for a smaller topology, made of some of the nodes.
     ///
-    /// Sums over the plans of all ranks show that each required cell is copied once to each output, and that every signal has
-    /// a wait.
+    /// Sums over the plans of all ranks show that each required cell is copied once to each output,
+    /// and that every signal has a wait.
     Sampled {
-        /// The number of plans of the full topology whose copies and signals were counted. If it is less than the
-        /// number of ranks, the sums were not checked.
+        /// The number of plans of the full topology whose copies and signals were counted. If it is
+        /// less than the number of ranks, the sums were not checked.
         summed: usize,
         /// The number of ranks whose plans the verifier checked step by step.
         ranks: usize,

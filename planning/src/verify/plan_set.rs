@@ -1,4 +1,5 @@
-//! Checks that the plans of all ranks agree with each other and name only ranks, chunks and flags that exist.
+//! Checks that the plans of all ranks agree with each other and name only ranks, chunks and flags
+//! that exist.
 
 use std::fmt::Display;
 

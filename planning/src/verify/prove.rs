@@ -1,13 +1,15 @@
 //! Proves that the plans of an algorithm are correct for any number of ranks.
 //!
-//! For few ranks, all plans are made and verified. For more, one rank represents its orbit: plans are made one by one, each
-//! is compared with the rotated plan of its representative, and dropped. Two sets of plans that differ only by a rotation of
-//! the ranks have the same faults, so what is proven of the representatives holds for all ranks whose plans were compared.
-//! Beyond a budget not all plans are compared.
+//! For few ranks, all plans are made and verified. For more, one rank represents its orbit: plans
+//! are made one by one, each is compared with the rotated plan of its representative, and dropped.
+//! Two sets of plans that differ only by a rotation of the ranks have the same faults, so what is
+//! proven of the representatives holds for all ranks whose plans were compared. Beyond a budget not
+//! all plans are compared.
 //!
-//! If too many plans have no such symmetry, all are made one by one and only summed up, and the plans for some of the nodes
-//! are followed. The selection of ranks and nodes depends on the topology alone, so all ranks of a group come to the same
-//! proof. The [`Coverage`] of the proof states what was done.
+//! If too many plans have no such symmetry, all are made one by one and only summed up, and the
+//! plans for some of the nodes are followed. The selection of ranks and nodes depends on the
+//! topology alone, so all ranks of a group come to the same proof. The [`Coverage`] of the proof
+//! states what was done.
 
 use std::ops::ControlFlow;
 
@@ -30,13 +32,14 @@ pub struct Budget {
     /// If all ranks together have at most this many steps, the proof checks plans without a
     /// symmetry in full.
     pub asymmetric_steps: usize,
-    /// If all ranks together have at most this many steps, the proof compares every plan, instead of a sample.
-    /// Plans without a symmetry are summed up instead.
+    /// If all ranks together have at most this many steps, the proof compares every plan, instead
+    /// of a sample. Plans without a symmetry are summed up instead.
     pub compared_steps: usize,
 }
 
 impl Default for Budget {
-    /// Returns limits that keep a proof below 1 s and 150 MB up to 16,384 ranks, in a release build on a slow core.
+    /// Returns limits that keep a proof below 1 s and 150 MB up to 16,384 ranks, in a release build
+    /// on a slow core.
     fn default() -> Self {
         Self { followed_steps: 100_000, asymmetric_steps: 1_000_000, compared_steps: 32_000_000 }
     }

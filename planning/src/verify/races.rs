@@ -1,16 +1,19 @@
 //! Checks that no rank reads data before it has arrived, or overwrites data that is still in use.
 //!
-//! A lane learns only by its own waits: a wait tells it what the signal published. Every wait passes, because
-//! [no cycle of waits exists](super::flags::check_deadlock). So what a lane knows at a step does not depend on the order in
-//! which lanes run: it is what happens before the step, along lanes and from each signal to its wait.
+//! A lane learns only by its own waits: a wait tells it what the signal published. Every wait
+//! passes, because [no cycle of waits exists](super::flags::check_deadlock). So what a lane knows
+//! at a step does not depend on the order in which lanes run: it is what happens before the step,
+//! along lanes and from each signal to its wait.
 //!
-//! Flags can tell a lane only facts of the start in which they are signalled, and all starts are alike. So it is enough to examine one
-//! start, after as many starts as there are outputs: a flag was last used `outputs` starts ago, and so was an output.
-//! Earlier starts know less of previous starts, but find flags and outputs unused.
+//! Flags can tell a lane only facts of the start in which they are signalled, and all starts are
+//! alike. So it is enough to examine one start, after as many starts as there are outputs: a flag
+//! was last used `outputs` starts ago, and so was an output. Earlier starts know less of previous
+//! starts, but find flags and outputs unused.
 //!
-//! A rank is followed with all its lanes. From each signal of another rank it keeps how far the writer's lane had come, and
-//! the writer's other lanes as far as that lane knew. That nearly always decides, and costs the same for any number of ranks.
-//! If it does not, a [complete search](super::happens_before::HappensBefore) does, so no correct plan is refused.
+//! A rank is followed with all its lanes. From each signal of another rank it keeps how far the
+//! writer's lane had come, and the writer's other lanes as far as that lane knew. That nearly
+//! always decides, and costs the same for any number of ranks. If it does not, a [complete
+//! search](super::happens_before::HappensBefore) does, so no correct plan is refused.
 
 use std::collections::HashMap;
 
@@ -188,11 +191,12 @@ impl RaceCheck<'_> {
             return true;
         }
 
-        // A rank that has entered a start has ended the one before. If its output then held a block of every rank,
-        // every rank had entered that start, because each block comes from the input of its provider, from copy to
-        // copy. So every rank has entered the start before, and ended the one before that. The collective decides for
-        // which ranks this holds; the root of a broadcast gets no data from others. (A cell that does not come from an
-        // input is a fault of the first start, which is reported whatever is concluded here.)
+        // A rank that has entered a start has ended the one before. If its output then held a block
+        // of every rank, every rank had entered that start, because each block comes from the input
+        // of its provider, from copy to copy. So every rank has entered the start before, and ended
+        // the one before that. The collective decides for which ranks this holds; the root of a
+        // broadcast gets no data from others. (A cell that does not come from an input is a fault
+        // of the first start, which is reported whatever is concluded here.)
         let Some(age) = fact.age.checked_sub(1) else { return false };
 
         if fact.at > 0 || fact.lane != LaneId::HOME {
@@ -352,10 +356,11 @@ impl RaceCheck<'_> {
         Ok(())
     }
 
-    /// Returns the first start whose step could write to an output of `target` that its caller still uses.
+    /// Returns the first start whose step could write to an output of `target` that its caller
+    /// still uses.
     ///
-    /// With several outputs, a start writes to the output of `outputs` starts ago. The caller of the target had it until it
-    /// entered the start after that one.
+    /// With several outputs, a start writes to the output of `outputs` starts ago. The caller of
+    /// the target had it until it entered the start after that one.
     fn start_in_use(&mut self, current: Current, target: Rank) -> Option<u32> {
         let age = self.set.outputs - 1;
         (!self.knows(current, Fact::entered(target, age))).then_some(age + 1)

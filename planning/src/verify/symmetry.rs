@@ -1,7 +1,9 @@
-//! Finds rotations of the ranks that leave a set of plans unchanged, so that few plans stand for all.
+//! Finds rotations of the ranks that leave a set of plans unchanged, so that few plans stand for
+//! all.
 //!
-//! Ranks form a grid, and a rotation shifts its rows and columns cyclically. If every plan is the rotated plan of one rank
-//! of its orbit, then whatever holds for that rank holds for the whole orbit.
+//! Ranks form a grid, and a rotation shifts its rows and columns cyclically. If every plan is the
+//! rotated plan of one rank of its orbit, then whatever holds for that rank holds for the whole
+//! orbit.
 
 use peerlane_hal::Rank;
 
