@@ -60,8 +60,8 @@ impl Error {
         Self::caused_by(error, text)
     }
 
-    /// Sets the rank with which a call on this rank failed, unless the error names a rank already,
-    /// or memory or a limit of this process has run out.
+    /// Sets the other side of a call that failed, unless the error names a rank already, or memory
+    /// or a limit of this process has run out.
     #[must_use]
     pub fn with_other_side(self, peer: Rank) -> Self {
         let is_own = self.kind() == ErrorKind::OutOfMemory;

@@ -42,7 +42,7 @@ pub struct Key {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// The version, backend, machine and topology with which the measurements were made.
+    /// The version, backend, machine and topology of the measurements.
     pub key: Key,
     /// The link rates that were fitted to the measurements.
     pub links: Links,
@@ -148,7 +148,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Returns the plan options with which the all-gather was measured.
+    /// Returns the plan options of the measured all-gather.
     pub fn shape(&self) -> Shape {
         let &Self { chunks, in_place, outputs, flags, tiers, .. } = self;
         Shape { chunks, in_place, outputs, flags, tiers, ..Shape::default() }

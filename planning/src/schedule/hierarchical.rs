@@ -462,7 +462,7 @@ struct NetworkTime {
     blocks: u64,
     /// The number of chunks that the lane puts.
     puts: u64,
-    /// The time for which the puts and their flags occupy the lane.
+    /// The time that the puts and their flags occupy the lane.
     work: u64,
     /// The time until all chunks have been put and received.
     time: u64,

@@ -194,8 +194,8 @@ impl RaceCheck<'_> {
         // A rank that has entered a start has ended the one before. If its output then held a block
         // of every rank, every rank had entered that start, because each block comes from the input
         // of its provider, from copy to copy. So every rank has entered the start before, and ended
-        // the one before that. The collective decides for which ranks this holds; the root of a
-        // broadcast gets no data from others. (A cell that does not come from an input is a fault
+        // the one before that. This does not hold for every collective: the root of a broadcast
+        // gets no data from others. (A cell that does not come from an input is a fault
         // of the first start, which is reported whatever is concluded here.)
         let Some(age) = fact.age.checked_sub(1) else { return false };
 

@@ -14,6 +14,7 @@ mod arrows;
 mod content;
 mod mirror;
 mod names;
+mod prose;
 
 pub(crate) use content::{link_path, link_targets};
 
@@ -47,6 +48,7 @@ pub(crate) fn run() -> Outcome {
         arrows::check(&metadata, &tree),
         mirror::check(&tree),
         names::check(&tree),
+        prose::check(&tree),
         content::check(&tree),
         check_kernels(&tree),
     ]

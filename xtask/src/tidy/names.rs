@@ -68,7 +68,7 @@ fn vague_noun(file: &File, line: usize, text: &str) -> Option<Finding> {
 }
 
 /// Returns the name that a line declares with one of these keywords.
-fn declaration<'a>(text: &'a str, keywords: &[&str]) -> Option<&'a str> {
+pub(super) fn declaration<'a>(text: &'a str, keywords: &[&str]) -> Option<&'a str> {
     let mut words = text.split_whitespace().skip_while(|word| QUALIFIERS.contains(word));
     words.next().filter(|word| keywords.contains(word))?;
     let is_end = |c: char| !c.is_alphanumeric() && c != '_';
