@@ -146,6 +146,8 @@ impl Folders {
         process::run(pip.args(["install", "-q", "--force-reinstall", "--no-deps"]).arg(wheel))?;
         // The folder of the package is no place for modules, so that the tests import the installed wheel.
         let mut pytest = Command::new(environment.join("pytest"));
+        // Every rank is a process that imports NumPy, half of whose import starts threads for products that no test computes.
+        pytest.env("OPENBLAS_NUM_THREADS", "1");
         process::run(pytest.args(tests).current_dir(&self.package))
     }
 }
