@@ -29,7 +29,7 @@ pub struct Links {
     /// The fixed time in seconds that each run of an operation takes in addition to its copies and
     /// flags.
     pub start_seconds: f64,
-    /// The time in seconds that each further engine of the local fabric adds to an operation.
+    /// The time in seconds that each local engine after the first adds to an operation.
     ///
     /// The engine is forked from the stream and joined to it.
     pub lane_seconds: f64,
@@ -115,8 +115,7 @@ impl Links {
         picoseconds(self.start_seconds).saturating_add(further)
     }
 
-    /// Returns the link over which a rank reaches a peer in the same node, in another node, or
-    /// itself.
+    /// Returns the link from a rank to a peer of `tier`, or to itself if `to_self` is true.
     pub fn link_of_tier(&self, tier: Tier, to_self: bool) -> &Link {
         match tier {
             _ if to_self => &self.own,
@@ -148,8 +147,8 @@ impl Links {
         check_residuals(&self.residuals)
     }
 
-    /// Returns the links with bandwidths adjusted to caches, for operations in which one rank reads
-    /// and writes `bytes` bytes.
+    /// Returns links whose bandwidths account for caches, if one rank reads and writes `bytes`
+    /// bytes per operation.
     ///
     /// Between two points of [`Node::cache_factors`] the time per byte is interpolated.
     #[must_use]
@@ -176,7 +175,7 @@ impl Links {
 }
 
 impl Default for Links {
-    /// Returns links of GPUs over NVLink in a node, and of RDMA between nodes.
+    /// Returns typical links of GPUs that use NVLink inside a node and RDMA between nodes.
     fn default() -> Self {
         Self::of_kinds(LinkKind::NvLink, LinkKind::Rdma)
     }
@@ -236,7 +235,7 @@ impl Link {
         }
     }
 
-    /// Returns the link of a GPU to itself.
+    /// Returns the link of a GPU to itself, for copies inside its memory.
     fn self_copy_of_gpu() -> Self {
         // The bandwidth of copies inside an H200; assumed for other GPUs.
         let rate = 2136e9;
@@ -259,7 +258,7 @@ impl Link {
         }
     }
 
-    /// Checks the bounds of all fields; errors name them as fields of `link`.
+    /// Checks that all fields are in their bounds, and reports them in errors as fields of `link`.
     fn check(&self, link: &str) -> Result<(), Error> {
         for (name, seconds) in [
             ("put_seconds", self.put_seconds),
@@ -294,7 +293,7 @@ impl Link {
     }
 }
 
-/// Converts seconds to whole picoseconds, which saturate after about half a year.
+/// Converts seconds to whole picoseconds, and saturates at about half a year.
 pub fn picoseconds(seconds: f64) -> u64 {
     // A cast from a float saturates.
     (seconds * 1e12).round() as u64
@@ -337,9 +336,11 @@ pub struct Node {
     /// The bandwidth of all copies by processors of a node together; `None` if there is no such
     /// limit.
     pub copy_bytes_per_second: Option<f64>,
-    /// Factors by which copies by processors become slower when an operation does not fit into the
-    /// caches. They are for links with [`by_processor`](Link::by_processor), in ascending order of
-    /// memory; empty for no effect.
+    /// The factors by which copies by processors become slower if an operation does not fit into
+    /// the caches.
+    ///
+    /// They are for links with [`by_processor`](Link::by_processor), in ascending order of memory;
+    /// empty for no effect.
     pub cache_factors: Vec<CacheFactor>,
 }
 
@@ -379,7 +380,7 @@ impl Node {
         check_cache_factors(cache_factors)
     }
 
-    /// Returns the slowdowns of puts and of gets if one rank reads and writes `bytes` bytes.
+    /// Returns the slowdown factors of puts and of gets if one rank reads and writes `bytes` bytes.
     pub(super) fn factors(&self, bytes: u64) -> [f64; 2] {
         let gets = |point: &CacheFactor| point.gets_factor.unwrap_or(point.factor);
         [
@@ -389,7 +390,7 @@ impl Node {
     }
 }
 
-/// Interpolates a factor between the two points around `bytes`.
+/// Interpolates `factor` between the two points of `factors` whose memory sizes enclose `bytes`.
 ///
 /// Below the first point and above the last one, the factor of that point counts.
 fn interpolate(factors: &[CacheFactor], bytes: u64, factor: impl Fn(&CacheFactor) -> f64) -> f64 {

@@ -156,7 +156,7 @@ impl Sample {
 }
 
 impl Residual {
-    /// Returns whether the residual was measured with the algorithm and options of a request.
+    /// Returns whether the residual was measured with the algorithm and options of `request`.
     fn matches(&self, request: &CostRequest<'_>) -> bool {
         let shape = request.shape;
 
@@ -170,7 +170,7 @@ impl Residual {
     }
 }
 
-/// Returns the ratio of measured to predicted time, which is 1 where nothing was measured.
+/// Returns the ratio of measured to predicted time for `request`, or 1 if it was not measured.
 ///
 /// Only all-gathers with blocks of equal length are measured.
 pub(super) fn correction(residuals: &[Residual], request: &CostRequest<'_>) -> f64 {

@@ -15,19 +15,20 @@ use crate::schedule::{Shape, algorithms, check_suits, schedule};
 use crate::topology::Topology;
 use crate::units::{bytes, time};
 
-/// The part of a predicted time up to which another time counts as equal, one in 50.
+/// The divisor that turns a predicted time into the largest difference that counts as equal.
 ///
 /// No cost model is more exact, so the simpler plan wins.
 const TOLERANCE_DIVISOR: u64 = 50;
-/// The part up to which another time counts as equal if link rates are assumed, one in 5.
+/// The divisor instead of [`TOLERANCE_DIVISOR`] if link rates are assumed and not measured.
 const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
-/// The picoseconds that are added to this part if link rates are assumed and processors copy.
+/// The picoseconds that are added to the tolerated difference if rates are assumed and processors
+/// copy.
 ///
 /// A context switch takes about this time, and each further flag can need one where ranks share
 /// cores.
 const TOLERANCE_ASSUMED: u64 = 5_000_000;
 
-/// The differences up to which predicted times count as equal.
+/// Computes the largest difference between two predicted times that count as equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tolerance {
     divisor: u64,
@@ -45,17 +46,17 @@ impl Tolerance {
         }
     }
 
-    /// Returns the difference up to which a time counts as equal to `picoseconds`.
+    /// Returns the largest difference up to which another time counts as equal to `picoseconds`.
     fn margin(self, picoseconds: u64) -> u64 {
         (picoseconds / self.divisor.max(1)).saturating_add(self.picoseconds)
     }
 }
 
-/// The smallest chunk that is considered, unless a block is smaller.
+/// The smallest chunk, in bytes, that [`choose`] considers, unless a block is smaller.
 const CHUNK_BYTES_MIN: u64 = 64 << 10;
-/// The largest number of chunks that is considered.
+/// The largest number of chunks that [`choose`] considers.
 const CHUNKS_TRIED_MAX: u32 = 64;
-/// The largest chunk that is considered if a network reaches other nodes.
+/// The largest chunk, in bytes, that [`choose`] considers if a network reaches other nodes.
 ///
 /// A node can distribute a chunk only after all of it has arrived over the network.
 const NETWORK_CHUNK_BYTES_MAX: u64 = 8 << 20;
@@ -86,13 +87,14 @@ pub struct Question<'a> {
 /// The chosen algorithm and number of chunks, with the alternatives and their predicted costs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// The algorithm with the best predicted time.
+    /// The chosen algorithm, whose predicted time is the shortest, or close to it with a simpler
+    /// plan.
     pub algorithm: Algorithm,
     /// The number of chunks into which each block is cut.
     pub chunks: u32,
     /// The predicted cost of the chosen algorithm.
     pub cost: Cost,
-    /// The best plan of every algorithm, fastest first.
+    /// The best candidate of each algorithm; the chosen algorithm comes first, then the fastest.
     pub candidates: Vec<Candidate>,
     /// The algorithms that were excluded from the choice, with the reasons.
     pub refused: Vec<(Algorithm, String)>,
@@ -171,12 +173,12 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance })
 }
 
-/// Returns the algorithm and the reason if a simpler one has the same plans.
+/// Returns `algorithm` and a reason to exclude it, if a simpler algorithm has the same plans.
 fn degenerate(algorithm: Algorithm, sums: &ClusterSums) -> Option<(Algorithm, &'static str)> {
     Some((algorithm, (schedule(algorithm).redundant)(sums)?))
 }
 
-/// Returns the first candidate whose time counts as equal to the fastest one.
+/// Returns the first candidate whose time counts as equal to that of the fastest candidate.
 ///
 /// The candidates are ordered from the simplest to the most complex.
 fn simplest(candidates: Vec<Candidate>, tolerance: Tolerance) -> Option<Candidate> {
@@ -230,7 +232,7 @@ fn invalid(text: String) -> Error {
 }
 
 impl Choice {
-    /// Explains in a few lines of text why the algorithm was chosen.
+    /// Returns a few lines of text that explain why the algorithm was chosen.
     ///
     /// The text has the best plan of every algorithm, what was excluded, and the terms of the
     /// chosen time.
@@ -260,7 +262,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Compares the predicted time of another candidate with that of the chosen one, as text.
+/// Returns a text that compares `other`, the predicted time of a candidate, with the `chosen` time.
 fn relation(chosen: u64, other: u64, tolerance: Tolerance) -> String {
     if other.saturating_sub(tolerance.margin(other)) <= chosen {
         return "as fast, but less simple".to_owned();

@@ -99,7 +99,7 @@ pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
     Cost { picoseconds, terms, own, local, network, memory_bytes }
 }
 
-/// Returns the terms of the longest path over all sizes of nodes.
+/// Returns the parts of the predicted time for the node size that has the longest path.
 fn terms(request: &CostRequest<'_>) -> Vec<Term> {
     let paths = request.sums.node_ranks().map(|node_ranks| path_terms(request, node_ranks));
 
@@ -109,7 +109,7 @@ fn terms(request: &CostRequest<'_>) -> Vec<Term> {
         .unwrap_or_default()
 }
 
-/// Returns the terms of the longest path through a rank of a node with `node_ranks` ranks.
+/// Returns the parts of the predicted time of the longest path, for a node with `node_ranks` ranks.
 fn path_terms(request: &CostRequest<'_>, node_ranks: u64) -> Vec<Term> {
     let path = (schedule::schedule(request.algorithm).estimate)(request, node_ranks);
     let mut terms = vec![Term::new("start", request.links.start(request.local_lanes()), "")];
@@ -124,7 +124,7 @@ fn path_terms(request: &CostRequest<'_>, node_ranks: u64) -> Vec<Term> {
     terms
 }
 
-/// Multiplies all terms by a measured factor, and says so in the note of the first term.
+/// Multiplies the times of all `terms` by a measured `factor`, and notes this in the first term.
 fn correct(terms: &mut [Term], factor: f64) {
     if factor == 1.0 {
         return;

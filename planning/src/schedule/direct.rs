@@ -68,7 +68,7 @@ fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     [home].into_iter().chain(network).collect()
 }
 
-/// Creates one lane of a reduction.
+/// Creates one lane of a rank's plan for a reduction.
 ///
 /// Contributions go to the ranks that add them, and the results to the ranks that need them. Lane 0
 /// also adds the contributions that arrive over the lanes `others`, and signals these lanes when a
@@ -117,7 +117,7 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
     Lane { tier, steps }
 }
 
-/// Returns the steps that add the contributions to a chunk.
+/// Returns the steps that add the contributions of all ranks to the chunk `cell`.
 ///
 /// They first wait for each contribution, and finally signal the result to the lanes `others`.
 fn addition(
@@ -146,7 +146,9 @@ fn filtered(peers: &[Rank], is_kept: impl Fn(Rank) -> bool) -> Vec<Rank> {
     peers.iter().copied().filter(|&peer| is_kept(peer)).collect()
 }
 
-/// Returns the puts of cells to peers, each followed by its signal, or all puts before all signals.
+/// Returns steps that put each of `cells` to each of `peers`, and signal its arrival.
+///
+/// Depending on `flags`, each put is followed by its signal, or all puts come before all signals.
 fn copies(
     flags: FlagOrder,
     peers: &[Rank],
@@ -164,7 +166,7 @@ fn copies(
     }
 }
 
-/// Creates one lane of direct, in which the rank puts its blocks to the peers of the lane.
+/// Creates one lane of the algorithm direct, which puts the rank's blocks to the peers of the lane.
 fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
@@ -208,7 +210,7 @@ fn pull_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     peer_lanes(request).iter().map(|peers| pull_lane(request, peers)).collect()
 }
 
-/// Creates one lane of pull, in which the rank gets the blocks of the peers of the lane.
+/// Creates one lane of the algorithm pull, which gets the blocks of the lane's peers.
 fn pull_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
@@ -267,7 +269,7 @@ fn pull_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     traffic(request, |peers, among| request.received(peers, among).1)
 }
 
-/// Returns the bytes that are moved inside nodes, and those that are moved over the network.
+/// Returns the traffic inside nodes and the traffic over the network, in this order.
 ///
 /// `copied` takes the number of peers of a rank and the total bytes of the blocks that can move,
 /// and returns the bytes that the rank copies.
@@ -295,7 +297,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     }
 }
 
-/// Estimates a reduction from its copies and additions.
+/// Estimates the time of a reduction as that of its copies and its additions.
 ///
 /// A rank that adds receives as much as in an all-to-all. The results of an all-reduce move as in
 /// an all-gather. An addition takes as long as a copy of the contribution inside the rank.
@@ -323,7 +325,7 @@ fn reduction_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     PathEstimate { terms, host }
 }
 
-/// Estimates the longest path through a rank that puts to every peer, or gets from every peer.
+/// Estimates the time of the longest path through a rank that puts to, or gets from, every peer.
 fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let CostRequest { algorithm, sums, links, .. } = *request;
     if sums.root_node_ranks.is_some_and(|ranks| ranks != node_ranks) {
@@ -404,11 +406,11 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
 struct LaneTime {
     /// The number of puts or gets.
     count: u64,
-    /// The wait for the first peers.
+    /// The time until the `ready` signals of the peers have been waited for.
     ready: u64,
-    /// All puts or gets, or the receipt of those of the peers if that takes longer.
+    /// The time of all puts or gets, or of the transfers by the peers if these take longer.
     puts: u64,
-    /// The signals and waits between the copies.
+    /// The time of the signals and waits that announce copies.
     flags: u64,
     /// The time until the last flag of a peer is visible.
     hop: u64,

@@ -27,7 +27,7 @@ pub(crate) struct CostRequest<'a> {
     pub(crate) links: &'a Links,
 }
 
-/// The predicted time of the longest path through the plans.
+/// The predicted time of the longest path through the plans, term by term.
 pub(crate) struct PathEstimate {
     pub(crate) terms: Vec<Term>,
     /// The picoseconds that the host takes to submit all puts.
@@ -35,7 +35,7 @@ pub(crate) struct PathEstimate {
 }
 
 impl CostRequest<'_> {
-    /// Returns the number of blocks that a rank sends to `peers` peers, and their bytes.
+    /// Returns how many blocks a rank sends to `peers` peers, and their total number of bytes.
     ///
     /// `among` is the total bytes of the blocks that can be among them.
     pub(crate) fn sent(&self, peers: u64, among: u64) -> (u64, u64) {
@@ -47,7 +47,7 @@ impl CostRequest<'_> {
         (blocks, self.bytes_of(blocks, among, !collective.has_equal_outputs()))
     }
 
-    /// Returns the number of blocks that a rank receives from `peers` peers, and their bytes.
+    /// Returns how many blocks a rank receives from `peers` peers, and their total number of bytes.
     ///
     /// `among` is the total bytes of the blocks that can be among them.
     pub(crate) fn received(&self, peers: u64, among: u64) -> (u64, u64) {
@@ -57,7 +57,7 @@ impl CostRequest<'_> {
         (blocks, self.bytes_of(blocks, among, collective.has_equal_outputs()))
     }
 
-    /// Returns an upper bound of the bytes of `blocks` blocks.
+    /// Returns an upper bound of the total length of `blocks` blocks, in bytes.
     ///
     /// Blocks of different ranks have at most `among` bytes together, without the shortest block.
     fn bytes_of(&self, blocks: u64, among: u64, of_different_ranks: bool) -> u64 {
@@ -82,7 +82,7 @@ impl CostRequest<'_> {
         self.shape.tiers && self.sums.nodes > 1
     }
 
-    /// Returns the tier of the lanes to other nodes.
+    /// Returns the tier of the lanes that reach other nodes.
     pub(crate) fn tier_between_nodes(&self) -> Tier {
         if self.has_network() { Tier::Network } else { Tier::Local }
     }
@@ -96,7 +96,8 @@ impl CostRequest<'_> {
         (schedule(self.algorithm).lane_count)(self.sums.nodes as usize, self.shape.tiers)
     }
 
-    /// Returns how long a lane takes for `count` signals or waits that need not wait.
+    /// Returns the time that a lane needs for `count` signals, or waits whose flags are already
+    /// set.
     ///
     /// Batched flags cost as much as one of them.
     pub(crate) fn flags(&self, link: &EffectiveLink, count: u64) -> u64 {
@@ -112,7 +113,7 @@ impl CostRequest<'_> {
         if self.shape.in_place { 0 } else { self.chunks() }
     }
 
-    /// Returns the time that the self copy adds to that of the other copies.
+    /// Returns the time that the self copy adds to `puts`, the time of the other copies.
     ///
     /// It is all of its time if one thread makes both. Otherwise it is what is left after them.
     pub(crate) fn self_copy_term(&self, own: &EffectiveLink, puts: u64) -> Term {
@@ -123,13 +124,13 @@ impl CostRequest<'_> {
         Term::new("self copy", self.self_copy(own), "")
     }
 
-    /// Returns the time of the self copy that is left after other copies at the same time.
+    /// Returns the rest of the self copy's time, after concurrent copies that take the time `puts`.
     pub(crate) fn rest_of_self_copy(&self, own: &EffectiveLink, puts: u64) -> Term {
         let left = self.self_copy(own).saturating_sub(puts);
         Term::new("self copy", left, "the rest after the puts")
     }
 
-    /// Returns the time until the `ready` signals of `peers` peers have been waited for.
+    /// Returns how long a lane takes to wait for the `ready` signals of `peers` peers.
     ///
     /// A self copy can hide a part of it. With prompt flags it runs between signal and wait in the
     /// same lane, and hides the time if the same thread makes both.
@@ -186,7 +187,7 @@ impl Term {
     }
 }
 
-/// Returns the largest number of bytes of the inputs, outputs and inboxes of one rank.
+/// Returns the largest number of bytes that one rank's inputs, outputs and inboxes have together.
 pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     let block = sums.block_bytes_max;
     let all = sums.total_bytes;
@@ -210,7 +211,7 @@ pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     if shape.in_place { outputs } else { outputs.saturating_add(input) }
 }
 
-/// The times and rates of a link under full load, after sharing with the other ranks of a node.
+/// The latencies and bandwidths that one rank gets from a link when all ranks of its node use it.
 ///
 /// Times are in picoseconds and rates in bytes per second.
 #[derive(Clone, Copy, Debug)]
@@ -219,7 +220,7 @@ pub(crate) struct EffectiveLink {
     get: u64,
     /// The additional time of a put that forwards bytes received from a peer.
     passed_on_put: u64,
-    /// The rate at which received bytes are read first, before they are put.
+    /// The rate of reading received bytes from a peer's cache, before a put forwards them.
     passed_on: f64,
     in_flight: u64,
     /// The rate of a single put.
@@ -236,13 +237,13 @@ pub(crate) struct EffectiveLink {
     pub(crate) step: u64,
     /// The time from a signal until the waiting engine continues.
     pub(crate) hop: u64,
-    /// The time of the host to submit a put.
+    /// The time that the host needs to submit a put.
     pub(crate) submit: u64,
     pub(crate) by_processor: bool,
 }
 
 impl EffectiveLink {
-    /// Returns the share of a link that one rank has under full load.
+    /// Computes the share of a link that each rank gets under full load.
     ///
     /// Without a tier, it is the link of the rank to itself. `node_ranks` ranks of a node copy at
     /// the same time, and `senders` lanes put to other nodes.
@@ -290,7 +291,7 @@ impl EffectiveLink {
         }
     }
 
-    /// Returns the time of `count` puts with `bytes` bytes together.
+    /// Returns the time of `count` puts that move `bytes` bytes in total.
     ///
     /// If several puts can be in flight, the lane continues while the bytes of the last ones move.
     pub(crate) fn puts(&self, count: u64, bytes: u64) -> u64 {
@@ -301,13 +302,14 @@ impl EffectiveLink {
         self.copies(self.get, self.get_flow, count, bytes)
     }
 
-    /// Returns the time that `count` puts take longer because they forward bytes of a peer.
+    /// Returns the additional time of `count` puts that forward `bytes` bytes received from a peer.
     pub(crate) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
         let first = count.saturating_mul(self.passed_on_put);
         first.saturating_add(transfer_picoseconds(bytes, self.passed_on))
     }
 
-    /// Returns the time of `count` copies with a latency of `each` and a rate of `flow`.
+    /// Returns the time of `count` copies of `bytes` bytes in total, with latency `each` and rate
+    /// `flow`.
     fn copies(&self, each: u64, flow: f64, count: u64, bytes: u64) -> u64 {
         if count == 0 {
             return 0;
@@ -333,7 +335,8 @@ impl EffectiveLink {
         self.shared_rate(self.get_flow, count)
     }
 
-    /// Returns the rate of a lane with `count` copies, of which only some are in flight at once.
+    /// Returns the total rate of `count` copies in one lane, limited by how many are in flight at
+    /// once.
     fn shared_rate(&self, flow: f64, count: u64) -> f64 {
         self.lane.min(flow * self.in_flight.min(count).max(1) as f64)
     }
@@ -347,7 +350,7 @@ impl EffectiveLink {
     }
 }
 
-/// The sums over ranks and nodes that the formulas need, so that they loop over neither.
+/// Stores sums over ranks and nodes, so that cost formulas need not loop over them.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterSums {
     pub(crate) ranks: u64,
@@ -360,24 +363,25 @@ pub(crate) struct ClusterSums {
     pub(crate) own_bytes: u64,
     pub(crate) block_bytes_max: u64,
     pub(crate) block_bytes_min: u64,
-    /// The nodes by their number of ranks.
+    /// The nodes, grouped by their number of ranks.
     sizes: BTreeMap<u64, Size>,
-    /// The bytes that move between ranks.
+    /// The total number of bytes that move between ranks.
     pub(crate) moved_bytes: u64,
     /// The bytes that move between ranks of the same node if no data is forwarded.
     pub(crate) inside_bytes: u64,
 }
 
-/// The nodes with the same number of ranks.
+/// Summarizes the nodes that have the same number of ranks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Size {
     nodes: u64,
-    /// The largest total bytes of the blocks of one of the nodes.
+    /// The largest number of bytes that the blocks of one of these nodes have together.
     block_bytes_max: u64,
 }
 
 impl ClusterSums {
-    /// Adds up the blocks of all ranks, where the block of rank r has `block_bytes[r]` bytes.
+    /// Computes the sums for `topology` and `collective`, where the block of rank r has
+    /// `block_bytes[r]` bytes.
     pub(crate) fn new(topology: &Topology, collective: Collective, block_bytes: &[u64]) -> Self {
         let used = |rank: Rank| match collective.has_block_of(rank) {
             true => block_bytes[rank.index()],
@@ -434,22 +438,23 @@ impl ClusterSums {
         }
     }
 
-    /// Returns the numbers of ranks of the smallest and of the largest node.
+    /// Returns the number of ranks of the smallest node, and that of the largest node.
     pub(crate) fn node_ranks_min_max(&self) -> (u64, u64) {
         (self.node_ranks().next().unwrap_or(1), self.node_ranks().last().unwrap_or(1))
     }
 
-    /// Returns the different numbers of ranks that nodes have, in ascending order.
+    /// Returns each number of ranks that a node has, once and in ascending order.
     pub(crate) fn node_ranks(&self) -> impl Iterator<Item = u64> + '_ {
         self.sizes.keys().copied()
     }
 
-    /// Returns the largest total bytes of the blocks of one node with `node_ranks` ranks.
+    /// Returns the largest number of bytes in the blocks of a single node with `node_ranks` ranks.
     pub(crate) fn node_bytes(&self, node_ranks: u64) -> u64 {
         self.sizes.get(&node_ranks).map_or(0, |size| size.block_bytes_max)
     }
 
-    /// Returns the largest number of blocks that enter a node of `node_ranks` ranks at one rank.
+    /// Returns the largest number of blocks that one rank receives from other nodes, on a node of
+    /// `node_ranks` ranks.
     ///
     /// A block of the rank with local index l enters the node at the rank with local index l mod
     /// `node_ranks`.
@@ -459,18 +464,19 @@ impl ClusterSums {
         sum(all) - 1
     }
 
-    /// Returns the largest number of blocks of one other node that enter at one rank.
+    /// Returns the largest number of blocks that one rank receives from one other node, on a node
+    /// of `node_ranks` ranks.
     pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
         self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
     }
 }
 
-/// Returns the picoseconds of all terms together.
+/// Returns the sum of the times of all `terms`, in picoseconds.
 pub(crate) fn total(terms: &[Term]) -> u64 {
     sum(terms.iter().map(|term| term.picoseconds))
 }
 
-/// Returns the sum of numbers, which saturates.
+/// Returns the sum of `terms`, or the largest `u64` if the sum overflows.
 pub(crate) fn sum(terms: impl IntoIterator<Item = u64>) -> u64 {
     terms.into_iter().fold(0, u64::saturating_add)
 }

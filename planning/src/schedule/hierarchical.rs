@@ -67,7 +67,7 @@ fn forwards(sums: &ClusterSums) -> bool {
     sums.nodes > 1
 }
 
-/// Returns the bytes that are moved inside nodes, and those that are moved over the network.
+/// Returns the traffic inside nodes and the traffic over the network, in this order.
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sums = request.sums;
     let blocks = |count: u64| sums.block_bytes_max.saturating_mul(count);
@@ -98,7 +98,7 @@ fn direct_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     lanes_with(request, direct_between)
 }
 
-/// Creates lane 0, and with several nodes the lane whose steps `between` returns.
+/// Creates lane 0 and, if there are several nodes, lane 1 with the steps that `between` returns.
 fn lanes_with(
     request: &PlanRequest<'_>,
     between: impl FnOnce(&PlanRequest<'_>, &Rails<'_>) -> Vec<Step>,
@@ -139,7 +139,7 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the puts of cells to a peer, each followed by its signal to lane 0 of the peer.
+/// Returns a put of each of `cells` to `peer`, followed by a signal to the peer's lane 0.
 fn announced(
     peer: Rank,
     cells: impl Iterator<Item = Cell>,
@@ -210,7 +210,9 @@ fn home_steps(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the cells that enter this node at the rank of local index `at`, in order of arrival.
+/// Returns the cells of other nodes that reach this node through the rank with local index `at`.
+///
+/// The cells are in the order of their arrival.
 fn entering_cells(
     request: &PlanRequest<'_>,
     rails: &Rails<'_>,
@@ -228,7 +230,8 @@ fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     lanes_with(request, ring_between)
 }
 
-/// Returns the steps of lane 1, which puts and forwards blocks to the next node.
+/// Returns the steps of lane 1 in a hierarchical ring, which puts and forwards blocks to the next
+/// node.
 fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
     let writable = |owner| writable(request, owner, NETWORK_LANE);
@@ -271,14 +274,15 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns the hop, counted from 0, at which a block reaches the last of the other nodes.
+/// Returns the number of the hop, counted from 0, at which a block reaches the last of the other
+/// nodes.
 ///
 /// Lane 1 exists only with two nodes or more.
 fn last_hop(rails: &Rails<'_>) -> usize {
     rails.nodes() - 2
 }
 
-/// Returns the blocks that this rank puts to the next node at a hop.
+/// Returns the blocks that this rank puts to the next node at hop `hop`.
 ///
 /// Each has the local index of its provider.
 fn passing<'a>(rails: &Rails<'a>, hop: usize) -> impl Iterator<Item = (Rank, usize)> + use<'a> {
@@ -315,7 +319,7 @@ fn picked(members: &[Rank], is_picked: &[bool]) -> Vec<Rank> {
     members.iter().zip(is_picked).filter(|&(_, &picked)| picked).map(|(&rank, _)| rank).collect()
 }
 
-/// The nodes as seen from one rank, and the ranks at which blocks enter them.
+/// Computes at which rank of each node a block enters the node, as seen from one rank.
 #[derive(Clone, Copy, Debug)]
 struct Rails<'a> {
     topology: &'a Topology,
@@ -351,18 +355,19 @@ impl<'a> Rails<'a> {
         self.ahead(self.nodes() - by)
     }
 
-    /// Returns the blocks of the node `by` places before that enter this node at local index `at`.
+    /// Returns the blocks of the node `by` places before this node that enter here at local index
+    /// `at`.
     fn entering(&self, by: usize, at: usize) -> impl Iterator<Item = Rank> + Clone {
         self.behind(by).iter().copied().skip(at).step_by(self.mates().len())
     }
 }
 
-/// Returns the member of a node at which a block of local index `at` enters.
+/// Returns the member of a node that receives the blocks of ranks with local index `at`.
 fn entry(members: &[Rank], at: usize) -> Rank {
     members[at % members.len()]
 }
 
-/// Estimates the longest path through a rank of a node with `node_ranks` ranks.
+/// Estimates the time of the longest path through a rank, on a node with `node_ranks` ranks.
 ///
 /// It is one of three: over the network, through lane 0, or the work of both lanes by one thread.
 fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
@@ -453,7 +458,9 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     PathEstimate { terms, host }
 }
 
-/// The predicted work and times of lane 1, with times in picoseconds; 0 with one node.
+/// The predicted work of lane 1, which reaches other nodes, with times in picoseconds.
+///
+/// All values are 0 if there is one node.
 #[derive(Default)]
 struct NetworkTime {
     /// The number of ranks that the lane puts to.
@@ -466,14 +473,14 @@ struct NetworkTime {
     work: u64,
     /// The time until all chunks have been put and received.
     time: u64,
-    /// The time of the first put.
+    /// The time that the first put takes.
     first: u64,
     /// The time until a signal is visible in another node.
     hop: u64,
 }
 
 impl NetworkTime {
-    /// Predicts lane 1 of a rank of a node with `node_ranks` ranks.
+    /// Builds the cost model of lane 1, for a rank on a node with `node_ranks` ranks.
     fn new(request: &CostRequest<'_>, link: &EffectiveLink, node_ranks: u64) -> Self {
         let sums = request.sums;
         let others = sums.nodes - 1;
@@ -526,7 +533,7 @@ impl NetworkTime {
     }
 }
 
-/// Returns how long lane 0 takes to distribute one chunk of another node.
+/// Returns how long lane 0 takes to distribute one chunk from another node to `mates` ranks.
 fn spread_cell(request: &CostRequest<'_>, local: &EffectiveLink, mates: u64) -> u64 {
     if mates == 0 {
         return 0;
@@ -542,7 +549,7 @@ fn spread_cells(cell: u64, cells: u64) -> u64 {
     cell.saturating_mul(cells)
 }
 
-/// Returns how long lane 0 takes to distribute the rank's own block.
+/// Returns how long lane 0 takes to distribute the rank's own block to `mates` ranks.
 fn spread_own(
     request: &CostRequest<'_>,
     local: &EffectiveLink,

@@ -92,28 +92,31 @@ impl PlanRequest<'_> {
     }
 }
 
-/// The functions and properties of one algorithm.
+/// Holds the functions that plan and estimate one algorithm, and its properties.
 #[doc(hidden)]
 #[expect(missing_debug_implementations, reason = "it holds functions")]
 pub struct Schedule {
     algorithm: Algorithm,
     /// Returns whether the algorithm can execute a collective.
     suits: fn(Collective) -> bool,
-    /// Creates the lanes of one rank.
+    /// Creates the lanes of one rank's plan.
     lanes: fn(&PlanRequest<'_>) -> Vec<Lane>,
-    /// Returns why a simpler algorithm does the same on a topology, or `None` if none does.
+    /// Returns the reason why a simpler algorithm has the same plans, or `None` if there is no such
+    /// algorithm.
     pub(crate) redundant: fn(&ClusterSums) -> Option<&'static str>,
     /// Returns whether ranks forward received data, so that the number of chunks matters.
     pub(crate) forwards: fn(&ClusterSums) -> bool,
     /// Whether ranks get blocks from their peers instead of putting them.
     pub gets: bool,
-    /// Returns whether assumed link rates are too inexact to prefer the algorithm inside one node.
+    /// Returns whether the algorithm may be preferred inside one node only if link rates were
+    /// measured.
     pub needs_measurements: fn(Collective, &Links) -> bool,
     /// Returns the number of lanes for a number of nodes, with or without a network between them.
     pub lane_count: fn(usize, bool) -> usize,
-    /// Estimates the longest path through a rank of a node with the given number of ranks.
+    /// Estimates the time of the longest path through a rank, on a node with the given number of
+    /// ranks.
     pub(crate) estimate: fn(&CostRequest<'_>, u64) -> PathEstimate,
-    /// Returns the bytes that are moved inside nodes, and those that are moved over the network.
+    /// Returns the traffic inside nodes and the traffic over the network, in this order.
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
 
@@ -126,7 +129,7 @@ const SCHEDULES: [Schedule; 6] = [
     hierarchical::HIERARCHICAL_RING,
 ];
 
-/// Returns the functions and properties of an algorithm.
+/// Returns the [`Schedule`] of `algorithm`, which holds its functions and properties.
 #[doc(hidden)]
 pub fn schedule(algorithm: Algorithm) -> &'static Schedule {
     const { &SCHEDULES }
@@ -135,7 +138,8 @@ pub fn schedule(algorithm: Algorithm) -> &'static Schedule {
         .expect("every algorithm has a schedule")
 }
 
-/// Tells whether an algorithm moves data by puts or gets, and whether ranks forward data.
+/// Describes how an algorithm moves data, by puts or gets, with or without forwarding, and in how
+/// many lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Movement {
     /// Whether ranks read blocks from the inputs of their peers, instead of writing to them.
@@ -146,8 +150,7 @@ pub struct Movement {
     pub lanes: usize,
 }
 
-/// Returns whether an algorithm executes an all-gather by puts or gets, and whether ranks forward
-/// blocks.
+/// Returns how an algorithm moves the data of an all-gather on `topology`.
 pub fn movement(algorithm: Algorithm, topology: &Topology, tiers: bool) -> Movement {
     let schedule = schedule(algorithm);
     // Only the numbers of ranks and nodes decide whether data is forwarded, so the blocks are

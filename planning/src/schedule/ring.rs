@@ -97,7 +97,7 @@ fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     lanes
 }
 
-/// Creates the lanes of both directions: the local ones first, then those of the network.
+/// Creates the lanes of a double ring, the local lanes first and then the network lanes.
 fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     let mut order = ring_order(request);
     let last = order.len() - 1;
@@ -155,21 +155,23 @@ fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
     order
 }
 
-/// One direction of a ring, seen from the rank that is first in its order.
+/// Creates the steps of one rank for one direction of a ring.
+///
+/// The rank is the first in `order`.
 struct Direction<'a> {
     order: &'a [Rank],
     /// The lane for puts inside the node.
     local: LaneId,
     /// The lane for puts to other nodes, if a network reaches them.
     network: LaneId,
-    /// The number of hops of even chunks, and that of odd ones.
+    /// The number of hops that even chunks make, and the number that odd chunks make.
     hops: [usize; 2],
-    /// The chunks of the rank's own block that this direction copies to its output.
+    /// The chunks of the rank's own block that this direction copies to the rank's output.
     copied: Range<u32>,
 }
 
 impl Direction<'_> {
-    /// Appends the steps of this direction to the lanes.
+    /// Appends the steps of this direction to `lanes`.
     fn extend(self, request: &PlanRequest<'_>, lanes: &mut [Lane]) {
         let &PlanRequest { rank, shape, .. } = request;
         let chunks = || (0..shape.chunks).map(|chunk| (chunk, self.hops(chunk)));
@@ -240,7 +242,7 @@ impl Direction<'_> {
         }
     }
 
-    /// Returns the rank whose block is at this rank after a number of hops.
+    /// Returns the rank whose block reaches this rank after `hop` hops.
     fn origin(&self, hop: usize) -> Rank {
         self.rank_after(self.order.len() - hop)
     }
@@ -280,8 +282,9 @@ fn source(hop: usize) -> Source {
     if hop == 0 { Source::Input } else { Source::Output }
 }
 
-/// Estimates the longest path through a ring with `ways` directions, at a node of `node_ranks`
-/// ranks.
+/// Estimates the time of the longest path through a ring with `ways` directions.
+///
+/// The path goes through a node of `node_ranks` ranks.
 fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstimate {
     if request.shape.collective.only_provider().is_some() {
         return broadcast_estimate(request, node_ranks);
@@ -415,14 +418,14 @@ fn time_of_journey(
     first.saturating_add(others).saturating_sub(passed_on(&hop_links.local).min(passed_on(slowest)))
 }
 
-/// Returns whether a start overlaps with the next one, with outputs in turn and engines of a
-/// device.
+/// Returns whether one start of the operation can overlap with the next start.
+///
+/// This needs alternating outputs, and copies by an engine instead of a processor.
 fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
     request.shape.outputs > 1 && !link.by_processor
 }
 
-/// Shortens the time `even`, which counts all blocks as the largest one, if blocks differ in
-/// length.
+/// Reduces the time `even`, which assumes blocks of the largest length, if blocks differ in length.
 ///
 /// Every link of a ring carries all blocks but one. If blocks differ in length, the largest block
 /// reaches the last rank chunk by chunk. With outputs in turn and engines of a device, the journey
@@ -445,7 +448,7 @@ fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
 }
 
-/// The links that the hops of a ring use.
+/// Stores the links inside and between nodes over which the hops of a ring go.
 struct HopLinks {
     /// Whether hops inside the node exist.
     inside: bool,
@@ -464,7 +467,7 @@ impl HopLinks {
         }
     }
 
-    /// Returns the link with the longest time among those in use.
+    /// Returns the link whose `time` is the longest, among the links that the ring uses.
     fn slowest(
         &self,
         request: &CostRequest<'_>,
@@ -479,7 +482,7 @@ impl HopLinks {
     }
 }
 
-/// Returns how long one hop takes to put a chunk, with the wait before it and the signal after it.
+/// Returns the time of one hop of a chunk, including a wait, a put and a signal.
 fn chunk_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
     let flags = request.flags(link, 1).saturating_mul(2);
     // While the rank puts a chunk, it receives another one.
@@ -488,7 +491,7 @@ fn chunk_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
     chunk.saturating_add(flags)
 }
 
-/// Estimates a ring broadcast.
+/// Estimates the time of a broadcast over a ring.
 ///
 /// The first chunk passes every hop, and the other chunks follow over the slowest hop.
 fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {

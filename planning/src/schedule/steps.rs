@@ -11,8 +11,7 @@ pub(super) fn cells(block: Rank, chunks: u32) -> impl Iterator<Item = Cell> + Cl
     (0..chunks).map(move |chunk| Cell { block, chunk })
 }
 
-/// Returns the puts of this rank's own block into its output; none if its output does not need
-/// them.
+/// Returns steps that put the rank's own block into its output, or no steps if none are needed.
 pub(super) fn self_copy(request: &PlanRequest<'_>) -> impl Iterator<Item = Step> + use<> {
     let &PlanRequest { rank, shape, .. } = request;
     let is_copied = shape.collective.requires(rank, rank) && !shape.in_place;
@@ -38,12 +37,12 @@ pub(super) fn arrived(cell: Cell, lane: LaneId) -> Flag {
     Flag::Arrived { cell, lane }
 }
 
-/// Returns the flag that announces a contribution to its receiver, which adds in lane 0.
+/// Returns the flag that announces the contribution `cell` to lane 0 of its receiver.
 pub(super) fn contributed(cell: Cell) -> Flag {
     Flag::Contributed { cell, lane: LaneId::HOME }
 }
 
-/// Adds the contributions of all ranks to one chunk of a rank's own block, in rank order.
+/// Returns the steps that add the contributions of all ranks to the chunk `cell`, in rank order.
 ///
 /// In place, the chunk already holds the rank's own contribution, and the first addition overwrites
 /// the chunk, so the own contribution comes first.
@@ -59,7 +58,7 @@ pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {
     Flag::Ready { from, lane }
 }
 
-/// Returns the flag to wait for before writing to the output of `from`, or `None` if none is
+/// Returns the flag that `from` signals when its output may be overwritten, or `None` if no flag is
 /// needed.
 ///
 /// The rank `from` signals the same flag. With two alternating outputs, the chunks that arrived in
@@ -74,14 +73,16 @@ pub(super) fn writable(request: &PlanRequest<'_>, from: Rank, lane: LaneId) -> O
     }
 }
 
-/// Returns the positions of the peers that the rank at position `at` serves, in order.
+/// Returns the positions of all other ranks, in the order in which the rank at position `at` serves
+/// them.
 ///
 /// The order is cyclic from the next position on, so that no two ranks serve the same peer at once.
 pub(super) fn after(count: usize, at: usize) -> impl Iterator<Item = usize> + Clone {
     (at + 1..count).chain(0..at)
 }
 
-/// Returns the positions of the peers that serve the rank at position `at`, in order.
+/// Returns the positions of all other ranks, in the order in which they serve the rank at position
+/// `at`.
 ///
 /// As each of them serves in the order of [`after`], this order is cyclic and backwards from the
 /// position before `at`.
@@ -89,7 +90,7 @@ pub(super) fn before(count: usize, at: usize) -> impl Iterator<Item = usize> + C
     (0..at).rev().chain((at + 1..count).rev())
 }
 
-/// The peers of a rank in one lane.
+/// The peers that one lane of a rank exchanges data with, in order.
 #[derive(Debug)]
 pub(super) struct PeerLane {
     pub(super) lane: LaneId,
@@ -100,8 +101,9 @@ pub(super) struct PeerLane {
     pub(super) serving: Vec<Rank>,
 }
 
-/// Returns lane 0, which reaches all peers, or lane 0 for the rank's node and a lane for the
-/// network.
+/// Returns the lanes of a rank with their peers, including a network lane if there is a network.
+///
+/// Without a network, lane 0 reaches all peers; otherwise it reaches those of the rank's node.
 pub(super) fn peer_lanes(request: &PlanRequest<'_>) -> Vec<PeerLane> {
     let &PlanRequest { topology, rank, .. } = request;
     let home =
@@ -122,7 +124,7 @@ pub(super) fn peer_lanes(request: &PlanRequest<'_>) -> Vec<PeerLane> {
     vec![home(served, serving), network_lane(request)]
 }
 
-/// Returns the lane to the ranks of all other nodes.
+/// Returns the lane that exchanges data with the ranks of all other nodes.
 ///
 /// In each node a rank begins with the peer of its own local index, so that the ranks of two nodes
 /// of equal size meet in pairs.

@@ -7,7 +7,9 @@ use super::flags::Flags;
 use super::plan_set::{PlanSet, copied_cells};
 use crate::plan::{Cell, LaneId, Step};
 
-/// Stores which step copies each cell into the output and the inbox of each followed rank.
+/// Maps each cell of an output or inbox to the step that copies the cell there.
+///
+/// Only the outputs and inboxes of followed ranks have entries.
 ///
 /// The copies of a buffer are sorted by cell.
 #[derive(Debug)]
@@ -16,7 +18,8 @@ pub(super) struct Copies {
     by_inbox: Vec<Vec<CellCopy>>,
 }
 
-/// Identifies the step that copies a cell into a buffer of a followed rank.
+/// Identifies the step that copies `cell` into an output or an inbox, and the rank that executes
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CellCopy {
     pub(super) cell: Cell,
@@ -25,12 +28,13 @@ pub(super) struct CellCopy {
 }
 
 impl Copies {
-    /// Returns the copy of a cell to the output of `rank`.
+    /// Returns the step that copies `cell` into the output of `rank`, or `None` if no step does.
     pub(super) fn copy_of_cell(&self, set: &PlanSet, rank: Rank, cell: Cell) -> Option<CellCopy> {
         Self::find(self.copies_of_output(set, rank), cell)
     }
 
-    /// Returns the copy of a contribution to the block that `rank` reduces.
+    /// Returns the step that puts the contribution `cell` into the inbox of `rank`, or `None` if no
+    /// step does.
     pub(super) fn copy_of_contribution(
         &self,
         set: &PlanSet,
@@ -45,14 +49,13 @@ impl Copies {
         index.ok().map(|index| copies[index])
     }
 
-    /// Returns the copies to the output of `rank`, sorted by cell.
+    /// Returns the steps that copy cells into the output of `rank`, sorted by cell.
     pub(super) fn copies_of_output(&self, set: &PlanSet, rank: Rank) -> &[CellCopy] {
         &self.by_output[set.symmetry.representative_index(rank)]
     }
 }
 
-/// Checks that every required cell is copied to each output once, and every contribution to each
-/// inbox.
+/// Checks that every output and inbox gets each required cell exactly once, and returns the copies.
 ///
 /// The [race check](super::races) proves that the copies are complete when the caller gets the
 /// output.
@@ -114,13 +117,13 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
     Ok(Copies { by_output, by_inbox })
 }
 
-/// Returns all cells of blocks and chunks below these numbers, in order.
+/// Returns the cells of `ranks` blocks with `chunks` chunks each, in ascending order.
 fn cells(ranks: u32, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
     let blocks = (0..ranks).map(Rank);
     blocks.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
-/// Identifies the step that adds the contribution of `from` to a cell.
+/// Identifies the step of `rank` that adds the contribution of rank `from` to `cell`.
 ///
 /// The order of the fields makes all additions to a cell neighbors after sorting.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -131,7 +134,7 @@ struct Addition {
     step: (usize, usize),
 }
 
-/// Checks that the contribution of every rank is added once to each cell, in one lane.
+/// Checks that each reduced cell receives the contribution of every rank once, in a single lane.
 ///
 /// The last addition is appended to `by_output`, where it counts as the copy of the cell.
 fn check_additions(
@@ -201,7 +204,7 @@ fn check_additions(
     Ok(())
 }
 
-/// Checks that the copies to the output of `rank` are exactly the required copies.
+/// Checks that the copies into the output of `rank` are exactly those that the collective requires.
 fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fault> {
     let location = |copy: &CellCopy| set.rotated_location(copy.rank, copy.step);
 
@@ -214,7 +217,9 @@ fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fa
     check_cells(set, rank, copies, required)
 }
 
-/// Checks that `copies` has every cell of `required` once and no other cell. Both are in order.
+/// Checks that `copies` contains every cell of `required` once, and no other cell.
+///
+/// `copies` and `required` are sorted by cell.
 fn check_cells(
     set: &PlanSet,
     rank: Rank,
@@ -244,7 +249,7 @@ fn check_cells(
     }
 }
 
-/// Identifies a wait by its rank, its lane and its index in the lane.
+/// Identifies a wait step by its rank, its lane and its index in the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wait {
     pub(super) rank: Rank,
@@ -265,7 +270,7 @@ impl WaitRange {
     }
 }
 
-/// A lane that gets data from a followed rank, with the waits that prove its last get complete.
+/// A lane that gets data from a given rank, and the waits that each prove its last get complete.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Getter {
     pub(super) rank: Rank,
@@ -273,7 +278,7 @@ pub(super) struct Getter {
     pub(super) waits: WaitRange,
 }
 
-/// Stores for each copy the waits that prove it complete.
+/// Stores, for each copy step, the waits that each prove the copy complete once they have passed.
 ///
 /// A signal tells a peer that the signalling lane has completed all puts to that peer and all gets
 /// from it. A signal to the own rank publishes that the lane has completed everything, which for
@@ -283,20 +288,22 @@ pub(super) struct Getter {
 /// knows it.
 #[derive(Debug)]
 pub(super) struct Completions {
-    /// The waits of all ranges, one range after the other.
+    /// The waits of every [`WaitRange`], one range after the other.
     waits: Vec<Wait>,
-    /// For each step of each lane, the waits that prove its copy complete; empty for other steps.
+    /// For each step of each lane, the waits that prove the step's copy complete; empty if it
+    /// copies nothing.
     copies: Vec<Vec<WaitRange>>,
-    /// For each lane, the waits by which its rank learns that no copy of the lane reads a source.
+    /// For each lane, the waits that prove to its rank that all copies of the lane have read their
+    /// sources.
     lane_ends: Vec<WaitRange>,
-    /// For each lane, whether its rank ends a start only after the lane has ended.
+    /// For each lane, whether its rank completes a start only after the lane has ended.
     joins_home: Vec<bool>,
-    /// For each followed rank, the lanes that get data from it.
+    /// For each followed rank, the lanes that get data from this rank.
     getters: Vec<Vec<Getter>>,
 }
 
 impl Completions {
-    /// Finds the waits for the copies of all followed lanes.
+    /// Computes the waits that prove each copy of the plans complete.
     pub(super) fn new(set: &PlanSet, flags: &Flags) -> Self {
         let mut completions = Self {
             waits: Vec::new(),
@@ -374,7 +381,8 @@ impl Completions {
         WaitRange { first, end: next(&self.waits) }
     }
 
-    /// Stores the waits that prove a get complete, unless a later get of the same lane is stored.
+    /// Stores the waits that prove a get from `peer` complete, unless `lane` has a later get from
+    /// `peer`.
     fn add_get(&mut self, set: &PlanSet, lane: usize, peer: Rank, waits: WaitRange) {
         let symmetry = &set.symmetry;
         let rank = symmetry.rotated(symmetry.rotation_back(peer), set.lanes[lane].rank);
@@ -387,17 +395,18 @@ impl Completions {
         }
     }
 
-    /// Returns the waits that prove a copy complete.
+    /// Returns the waits that prove the copy at step `at` of `lane` complete.
     pub(super) fn of_copy(&self, (lane, at): (usize, usize)) -> WaitRange {
         self.copies[lane][at]
     }
 
-    /// Returns the waits by which the rank of a lane learns that the lane reads no source any more.
+    /// Returns the waits that prove to the rank of `lane` that the lane's copies have read their
+    /// sources.
     pub(super) fn of_lane_end(&self, lane: usize) -> WaitRange {
         self.lane_ends[lane]
     }
 
-    /// Returns whether the rank of a lane ends a start only after the lane has ended.
+    /// Returns whether the rank of `lane` completes a start only after this lane has ended.
     pub(super) fn joins_home(&self, lane: usize) -> bool {
         self.joins_home[lane]
     }
@@ -429,7 +438,10 @@ fn joins_home(set: &PlanSet, flags: &Flags, lane: usize) -> bool {
     closed.lane == LaneId::HOME || (*peer == closed.rank && set.lanes[reader].lane == LaneId::HOME)
 }
 
-/// Stores for each lane of each rank its first wait for a signal of the steps visited so far.
+/// Tracks the earliest wait in each lane for any of the signals visited so far.
+///
+/// The steps of the signalling lane are visited in reverse order, so these signals come after the
+/// present step.
 struct NextWaits<'a> {
     set: &'a PlanSet,
     at: Vec<Option<u32>>,
@@ -442,7 +454,7 @@ impl NextWaits<'_> {
         *next = Some(next.map_or(at, |next| next.min(at)));
     }
 
-    /// Returns the stored waits of two ranks, which may be the same rank.
+    /// Returns the stored waits in all lanes of `first` and `second`, which may be the same rank.
     fn of_ranks(&self, [first, second]: [Rank; 2]) -> impl Iterator<Item = Wait> + '_ {
         let second = (second != first).then_some(second);
 

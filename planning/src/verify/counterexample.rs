@@ -17,13 +17,13 @@ use super::plan_set::{self, PlanSet};
 use super::symmetry::Symmetry;
 use crate::plan::{Cell, LaneId, Plan, Source, Step};
 
+/// The maximum number of events that a counterexample lists; earlier events are omitted.
 const EVENTS_MAX: usize = 12;
 
 /// A sequence of events that leads to a fault in a set of plans, printed with one event per line.
-/// The maximum number of events that a counterexample lists. It omits earlier events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counterexample {
-    /// The events before the fault, in a possible order.
+    /// The steps that lead to the fault, as text, in one order that the plans allow.
     pub events: Vec<String>,
     /// The text that states the fault to which the events lead.
     pub end: String,
@@ -53,7 +53,8 @@ impl Fault {
         })
     }
 
-    /// Returns the events of a fault that no order of events can avoid, or `None` for other faults.
+    /// Returns the counterexample of a fault that occurs in every order of events, or `None` for
+    /// other faults.
     fn static_counterexample(&self) -> Option<Counterexample> {
         let counterexample =
             |events: Vec<String>, end: String| Some(Counterexample { events, end });
@@ -117,8 +118,8 @@ impl Fault {
         }
     }
 
-    /// Returns the events of a fault that depends on the order of events, or `None` for other
-    /// faults.
+    /// Returns the counterexample of a fault that occurs only in some orders of events, or `None`
+    /// for other faults.
     fn ordered_counterexample(&self, plans: &[Plan]) -> Option<Counterexample> {
         // The verifier makes these checks before it finds such a fault, so they fail only for plans
         // other than those of the fault.
@@ -131,24 +132,24 @@ impl Fault {
     }
 }
 
-/// An event that must happen before a faulty step, but may happen after it.
+/// An event that a faulty step depends on, but that may happen after the step.
 enum Needed {
-    /// A rank enters the start with this number, counted from 1.
+    /// Entry of the rank into the start with this number, counted from 1.
     Start(Rank, u32),
-    /// The copy at this index of this lane completes.
+    /// Completion of the copy with this lane index and step index.
     Copy((usize, usize)),
-    /// The lane passes the wait at this index in the start with this number.
+    /// Passing of the wait with this lane index and step index, in the start with this number.
     Wait((usize, usize), u32),
 }
 
-/// Lists the events that precede a step, for faults that depend on the order of events.
+/// Builds the counterexamples of faults that occur only in some orders of events.
 struct Explainer<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
 }
 
 impl Explainer<'_> {
-    /// Returns the counterexample of a fault that depends on the order of events.
+    /// Returns the counterexample of `fault` if the fault occurs only in some orders of events.
     fn explain(&self, fault: &Fault) -> Option<Counterexample> {
         match *fault {
             Fault::ReadEarly { location, start } => {
@@ -209,20 +210,21 @@ impl Explainer<'_> {
         }
     }
 
-    /// Returns the lane and the index of the step at `location`.
+    /// Returns the lane index and the step index of `location` in the plan set.
     fn find(&self, location: Location) -> Option<(usize, usize)> {
         let lane = self.set.followed_lane(location.rank, location.lane);
         let steps = self.set.lanes[lane].steps.len();
         (0..steps).find(|&at| self.set.location(lane, at) == location).map(|at| (lane, at))
     }
 
-    /// Returns lane 0 of `rank` and the index after its last step.
+    /// Returns the end of lane 0 of `rank`, as the index of the lane and the number of its steps.
     fn end_of_home(&self, rank: Rank) -> (usize, usize) {
         let home = self.set.followed_lane(rank, LaneId::HOME);
         (home, self.set.lanes[home].steps.len())
     }
 
-    /// Returns the step that completes a cell in the output of `owner`, if there is such a step.
+    /// Returns the step that completes the cell `needed` in the output of `owner`, if any step
+    /// does.
     fn copy_of(&self, owner: Rank, needed: Cell) -> Option<Needed> {
         let copies = |lane: usize, step: Step| match step {
             Step::Put { peer, cell, .. } => peer == owner && cell == needed,
@@ -246,7 +248,8 @@ impl Explainer<'_> {
         Some(Needed::Copy((lane, at)))
     }
 
-    /// Returns the put of the contribution `needed` into the inbox of `to`.
+    /// Returns the step that puts the contribution `needed` into the inbox of `to`, if any step
+    /// does.
     fn contribution(&self, to: Rank, needed: Cell) -> Option<Needed> {
         let copies = |step: Step| match step {
             Step::Put { peer, cell, from: Source::Input } => peer == to && cell == needed,
@@ -257,14 +260,17 @@ impl Explainer<'_> {
         Some(Needed::Copy((lane, at)))
     }
 
-    /// Returns the last step of a lane that `picks` selects.
+    /// Returns the last step in `lane` of `rank` that `picks` accepts, if there is such a step.
     fn last_step(&self, rank: Rank, lane: LaneId, picks: impl Fn(&Step) -> bool) -> Option<Needed> {
         let number = self.set.followed_lane(rank, lane);
         let at = self.set.lanes[number].steps.iter().rposition(picks)?;
         Some(Needed::Copy((number, at)))
     }
 
-    /// Returns the events that precede the step at `(lane, at)`, and the missing event as the end.
+    /// Builds the counterexample of a fault at step `at` of `lane`, which needs the event `needed`
+    /// first.
+    ///
+    /// It lists the events that precede the step in `start`, and ends with the missing event.
     ///
     /// If `at` is the number of steps of the lane, the step is the end of the lane.
     fn events_to(
@@ -326,8 +332,8 @@ impl Explainer<'_> {
         Some(Counterexample { events, end })
     }
 
-    /// Runs every lane up to its time in `reached`, and returns the signals and waits that `picks`
-    /// selects.
+    /// Simulates every lane up to its time in `reached`, and returns the signals and waits that
+    /// `picks` accepts.
     ///
     /// `picks` is called with the lane that signals and the lane that waits.
     fn events(
@@ -370,7 +376,7 @@ impl Explainer<'_> {
         events
     }
 
-    /// Returns `Some` if `lane` can execute its next step.
+    /// Returns `Some` if `lane` can execute its next step, and `None` if the lane cannot go on.
     ///
     /// The inner value has the writer and the reader of a flag if the step may be listed.
     fn next_step(

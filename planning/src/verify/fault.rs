@@ -7,14 +7,14 @@ use peerlane_hal::{ErrorKind, Rank};
 use crate::collective::Collective;
 use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, Tier};
 
-/// The position of a step in the sequence of steps of one engine.
+/// The position of a step in the ordered steps of one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Position {
-    /// The steps that are added at the beginning of a lane, before the steps of the plan.
+    /// A step that is added before the steps of the plan, at the beginning of the lane.
     Entry,
-    /// The step with this number, counted from 1 as in the text form of the plan.
+    /// The step of the plan with this number, counted from 1 as in the text form of the plan.
     Step(usize),
-    /// The steps that are added at the end of a lane, before the caller continues.
+    /// A step that is added after the steps of the plan, at the end of the lane.
     Exit,
 }
 
@@ -27,7 +27,7 @@ pub struct Location {
     pub lane: LaneId,
     /// The position of the step in its lane.
     pub position: Position,
-    /// The step itself, with the peer and the chunk or the flag that it names.
+    /// The step itself, including its peer, chunk or flag.
     pub step: Step,
 }
 
@@ -46,7 +46,8 @@ impl fmt::Display for Location {
     }
 }
 
-/// A fault that forbids to run a set of plans, such as a deadlock or a race.
+/// An error in a set of plans, such as a deadlock or a race, because of which the plans must not
+/// run.
 ///
 /// A fault contains the step or the rank at fault. Starts are counted from 1.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,8 +56,10 @@ pub enum Fault {
     /// The list of plans is empty.
     #[error("the set of plans is empty, expected one plan for each rank")]
     NoPlan,
-    /// A field of one plan contradicts the other plans. It disagrees with the first plan, or with
-    /// the number or the order of the plans.
+    /// A field of one plan contradicts the other plans.
+    ///
+    /// It differs from the same field of the first plan, or from the number or the order of the
+    /// plans.
     #[error("plan {index}: {field} is {found}, expected {expected}")]
     Disagrees {
         /// The index of the plan that disagrees, counted from 0.
@@ -87,16 +90,15 @@ pub enum Fault {
         /// The invalid number of outputs in the plan.
         outputs: u32,
     },
-    /// A plan has a root that does not exist, or runs a collective in place that cannot run in
-    /// place.
+    /// A plan has a root that does not exist, or is in place although its collective cannot be.
     #[error("rank {rank}: {text}")]
     Collective {
         /// The rank whose plan contradicts its collective.
         rank: Rank,
-        /// The text that says how the plan contradicts its collective.
+        /// The reason why the plan contradicts its collective, as text.
         text: String,
     },
-    /// A step reads the output of a rank, although every output of the collective holds different
+    /// A step copies from the output of a rank, although the collective's outputs hold different
     /// blocks.
     #[error(
         "{location}: the step copies from an output, expected an input, because the outputs of an \
@@ -108,8 +110,10 @@ pub enum Fault {
         /// The collective whose outputs hold different blocks.
         collective: Collective,
     },
-    /// A step gets a contribution to a reduction, although contributions are put into the inbox of
-    /// the rank that adds them.
+    /// A step gets a contribution to a reduction from a peer, although only puts may move
+    /// contributions.
+    ///
+    /// Contributions are put into the inbox of the rank that adds them.
     #[error(
         "{location}: the step gets a contribution, expected a put by its rank, because only puts write to an inbox"
     )]
@@ -131,23 +135,23 @@ pub enum Fault {
         /// The number of lanes of the plan.
         lanes: usize,
     },
-    /// A step names a rank, chunk, flag or lane that does not exist.
+    /// A step refers to a rank, chunk, flag or lane that does not exist.
     #[error("{location}: {what} does not exist, expected {expected}")]
     Unknown {
-        /// The location of the step with the invalid name.
+        /// The location of the step with the invalid reference.
         location: Location,
         /// The rank, chunk, flag or lane that does not exist, as text.
         what: String,
         /// The ranks, chunks, flags or lanes that exist, as text.
         expected: String,
     },
-    /// A step of a plan names a flag that is reserved for the beginning and the end of lanes.
+    /// A step of a plan uses a flag that is reserved for the beginning and the end of lanes.
     #[error(
         "{location}: the flags `go` and `sent` are reserved for the entry and exit of lanes, expected \
          another flag"
     )]
     Reserved {
-        /// The location of the step that names a reserved flag.
+        /// The location of the step that uses the reserved flag.
         location: Location,
     },
     /// No step copies a required chunk of a block into an output.
@@ -158,14 +162,14 @@ pub enum Fault {
         /// The chunk of a block that no step copies.
         cell: Cell,
     },
-    /// An operation may end before a chunk of its output has arrived.
+    /// A rank may complete the operation before a chunk of its output has arrived.
     #[error("rank {rank}: start {start} may end before cell {cell} has arrived in the output")]
     NotArrived {
         /// The rank whose output may lack the chunk.
         rank: Rank,
         /// The chunk of a block that may not have arrived.
         cell: Cell,
-        /// The number of the run of the operation that may end too early, counted from 1.
+        /// The number of the run that may end too early, counted from 1.
         start: u32,
     },
     /// Two steps copy the same chunk of a block into the same output.
@@ -176,7 +180,7 @@ pub enum Fault {
         /// The location of the other step that copies the chunk.
         second: Location,
     },
-    /// No step adds the contribution of a rank to a chunk.
+    /// No step adds the contribution of a rank to a chunk of a reduced block.
     #[error("rank {rank}: no step adds the contribution of rank {from} to cell {cell}")]
     NeverReduced {
         /// The rank that reduces the block.
@@ -194,27 +198,26 @@ pub enum Fault {
         /// The location of the second step that adds the contribution.
         second: Location,
     },
-    /// Two lanes add contributions to the same chunk, so the order of additions is open.
+    /// Two lanes add contributions to the same chunk, so the order of the additions is undefined.
     #[error(
         "{second}: another lane adds to the same cell, by {first}; expected all additions to a cell in one lane"
     )]
     ReducedApart {
-        /// The location of a step in one lane.
+        /// The location of an addition in one lane.
         first: Location,
-        /// The location of a step in another lane.
+        /// The location of an addition in another lane.
         second: Location,
     },
-    /// A step adds the rank's own contribution, which an earlier addition has overwritten, because
-    /// the operation is in place.
+    /// An addition in place reads the rank's own contribution, which an earlier addition has
+    /// overwritten.
     #[error(
         "{location}: an earlier addition has overwritten the contribution; expected it first, because the operation is in place"
     )]
     Overwritten {
-        /// The location of the step that adds too late.
+        /// The location of the addition that comes too late.
         location: Location,
     },
-    /// A step copies a rank's own block into its output, although an operation in place has it
-    /// there.
+    /// A step of an operation in place copies a rank's own block, which is already in the output.
     #[error(
         "{location}: the step copies the rank's own block, which is already in its output, because \
          the operation is in place"
@@ -233,24 +236,25 @@ pub enum Fault {
         /// The rank whose output does not need the chunk.
         rank: Rank,
     },
-    /// A step may read a chunk before the chunk has arrived in the memory that it reads.
+    /// A step may read a chunk from memory in which the chunk has not yet arrived.
     #[error(
         "{location}: in start {start}, the step may read its source before the data has arrived"
     )]
     ReadEarly {
         /// The location of the step that may read too early.
         location: Location,
-        /// The number of the run of the operation in which the step may read too early, counted
-        /// from 1.
+        /// The number of the run in which the step may read too early, counted from 1.
         start: u32,
     },
-    /// Several engines wait for each other in a cycle.
+    /// Several lanes wait for each other's signals in a cycle.
     #[error("deadlock in start {start}: {}", cycle(.waits))]
     Deadlock {
-        /// The waits that form the cycle. The signal for each comes after the next wait in that
-        /// wait's lane; for the last one, after the first.
+        /// The waits that form the cycle.
+        ///
+        /// The signal for each wait comes after the next wait of the list, in the lane of that
+        /// wait. The signal for the last wait comes after the first wait.
         waits: Vec<Location>,
-        /// The number of the run of the operation that deadlocks, counted from 1.
+        /// The number of the run that deadlocks, counted from 1.
         start: u32,
     },
     /// Two lanes signal the same flag.
@@ -285,8 +289,7 @@ pub enum Fault {
         /// The lane that may wait for the flag.
         lane: LaneId,
     },
-    /// The number of signals of a flag differs from the number of waits for it. The numbers are
-    /// those of one start of the operation.
+    /// A flag has more signals than waits in one run of the operation, or fewer.
     #[error(
         "{location}: in one start, rank {reader} receives {signals} signals of the flag `{flag}` \
          and waits for it {waits} times, expected 1 signal and 1 wait"
@@ -317,7 +320,7 @@ pub enum Fault {
         /// The location of the second signal of the flag in the same run of the operation.
         second: Location,
     },
-    /// A flag may be signalled again before its reader has consumed the last signal.
+    /// A flag may be signalled again before its reader has consumed the previous signal.
     #[error(
         "{location}: in start {start}, the flag may be signalled again before its reader has \
          passed the wait of the previous start"
@@ -325,8 +328,7 @@ pub enum Fault {
     NotConsumed {
         /// The location of the signal that may come too early.
         location: Location,
-        /// The number of the run of the operation in which the signal may come too early, counted
-        /// from 1.
+        /// The number of the run in which the signal may come too early, counted from 1.
         start: u32,
     },
     /// A step may write to the output of a peer while the peer's caller still uses that output.
@@ -339,22 +341,21 @@ pub enum Fault {
         location: Location,
         /// The rank whose output may be overwritten too early.
         peer: Rank,
-        /// The number of the run of the operation in which the step may write too early, counted
-        /// from 1.
+        /// The number of the run in which the step may write too early, counted from 1.
         start: u32,
     },
-    /// An operation may end while a lane of the same rank still reads the caller's memory.
+    /// A rank may complete the operation while one of its lanes still reads the caller's memory.
     #[error("rank {rank}: start {start} may end while lane {lane} still reads its sources")]
     SourceInUse {
         /// The rank whose memory may still be read.
         rank: Rank,
         /// The lane that may still read memory of its rank.
         lane: LaneId,
-        /// The number of the run of the operation that may end before the reads are complete,
-        /// counted from 1.
+        /// The number of the run that may end before the reads are complete, counted from 1.
         start: u32,
     },
-    /// An operation may end while a get of another rank still reads the caller's memory.
+    /// A rank may complete the operation while a get of another rank still reads the caller's
+    /// memory.
     #[error(
         "rank {rank}: start {start} may end while rank {peer}, lane {lane}, still gets data from \
          rank {rank}"
@@ -366,8 +367,7 @@ pub enum Fault {
         peer: Rank,
         /// The lane that executes the get.
         lane: LaneId,
-        /// The number of the run of the operation that may end before the get is complete, counted
-        /// from 1.
+        /// The number of the run that may end before the get is complete, counted from 1.
         start: u32,
     },
     /// The algorithm cannot create plans for the given arguments.
@@ -384,20 +384,20 @@ pub enum Fault {
         /// The property of the plans that does not hold.
         what: &'static str,
     },
-    /// A step names a rank that the fabric of its engine cannot reach.
+    /// A step has a peer that the fabric of its lane cannot reach.
     #[error(
         "{location}: a {tier} lane cannot reach rank {peer}; expected a lane of the other tier"
     )]
     OutOfReach {
-        /// The location of the step that names the unreachable rank.
+        /// The location of the step with the unreachable peer.
         location: Location,
         /// The rank that the fabric cannot reach.
         peer: Rank,
         /// The tier of the fabric, local or network.
         tier: Tier,
     },
-    /// A step of the local fabric signals a flag that belongs to the network fabric of another
-    /// rank.
+    /// A local lane signals a flag of another rank's network lane, which the local fabric cannot
+    /// write.
     ///
     /// Only flags of a rank's own lanes, and arrivals over the network, cross tiers. The local
     /// fabric cannot write the flags of the network fabric.
@@ -406,7 +406,7 @@ pub enum Fault {
          to lane 0 of rank {peer}, which relays it"
     )]
     AcrossTiers {
-        /// The location of the signal from the local lane.
+        /// The location of the signal in the local lane.
         location: Location,
         /// The rank whose flag the step signals.
         peer: Rank,
@@ -423,7 +423,7 @@ impl peerlane_hal::Error for Fault {
     }
 }
 
-/// Describes a cycle of waits as one clause for each wait.
+/// Formats a cycle of waits as text, with one clause for each wait.
 fn cycle(waits: &[Location]) -> String {
     let mut text = String::new();
     for (number, wait) in waits.iter().enumerate() {
@@ -440,7 +440,7 @@ fn cycle(waits: &[Location]) -> String {
 pub enum FaultClass {
     /// The plans of different ranks contradict each other.
     Disagreement,
-    /// A plan names a rank, chunk, source or lane that does not exist.
+    /// A plan refers to a rank, chunk, source or lane that does not exist.
     Unknown,
     /// A byte of an output never arrives.
     Missing,
@@ -448,7 +448,7 @@ pub enum FaultClass {
     Twice,
     /// A byte may be read before it has arrived.
     ReadEarly,
-    /// Several engines wait for each other in a cycle.
+    /// Several lanes wait for each other's signals in a cycle.
     Deadlock,
     /// A flag has two writers or two readers.
     Shared,
@@ -458,7 +458,7 @@ pub enum FaultClass {
     Stale,
     /// Memory may be overwritten while a rank still reads it.
     Overwritten,
-    /// A step names a rank that the fabric of its engine cannot reach.
+    /// A step has a peer that the fabric of its lane cannot reach.
     Unreachable,
 }
 

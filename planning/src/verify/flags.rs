@@ -9,14 +9,18 @@ use super::fault::{Fault, Location};
 use super::plan_set::PlanSet;
 use crate::plan::{Flag, LaneId, Step, Tier};
 
-/// Stores the uses of all flags of the followed ranks, and which steps they belong to.
+/// Stores the signal and the wait of every flag, and maps each step to its flag.
+///
+/// Only flags that a followed rank reads have an entry.
 #[derive(Debug)]
 pub(super) struct Flags {
     uses: Vec<FlagUse>,
     by_step: Vec<Vec<u32>>,
 }
 
-/// The signal and the wait of a flag of a followed rank, each as the index of a lane and of a step.
+/// Identifies the rank that signals a flag, and the steps that signal it and wait for it.
+///
+/// A step is identified by the index of its lane and its index in the lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagUse {
     pub(super) writer: Rank,
@@ -34,7 +38,9 @@ impl Flags {
     }
 }
 
-/// A step that signals a flag or waits for it, rotated so that a followed rank reads the flag.
+/// A step that signals `flag` or waits for it.
+///
+/// Its ranks are rotated so that a followed rank reads the flag.
 ///
 /// The order of the fields sorts the steps of a flag together, with signals before waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,7 +58,7 @@ impl NamingStep {
     }
 }
 
-/// Checks that every flag has one writer, one reader, one signal and one wait in a start.
+/// Checks that each flag has one signal and one wait in a start, and returns the uses of all flags.
 pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
     let symmetry = &set.symmetry;
     let mut by_reader: Vec<Vec<NamingStep>> =
@@ -98,7 +104,8 @@ pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
     Ok(flags)
 }
 
-/// Checks the steps that signal or await a flag of `reader`, which must be one signal and one wait.
+/// Checks that a flag of `reader` has exactly one signal and one wait among `steps`, and returns
+/// the pair.
 fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagUse, Fault> {
     let location = |step: &NamingStep| step.location(set);
     let flag = steps[0].flag;
@@ -159,7 +166,7 @@ fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagU
     }
 }
 
-/// Returns the first step and a step of another lane, or `None` if all steps are in one lane.
+/// Returns two steps of different lanes, or `None` if all `steps` are in one lane.
 fn steps_of_two_lanes(steps: &[NamingStep]) -> Option<(&NamingStep, &NamingStep)> {
     let first = steps.first()?;
 
@@ -167,7 +174,7 @@ fn steps_of_two_lanes(steps: &[NamingStep]) -> Option<(&NamingStep, &NamingStep)
     steps.iter().find(is_other).map(|second| (first, second))
 }
 
-/// Checks that no lanes wait for each other in a cycle.
+/// Checks that the lanes do not wait for each other's signals in a cycle.
 ///
 /// One interleaving is enough to find a deadlock. Only a wait can block a lane, and because its
 /// flag has one writer, one reader and one signal in a start, no other lane can consume that
@@ -197,18 +204,19 @@ pub(super) fn check_deadlock(set: &PlanSet, flags: &Flags) -> Result<(), Fault> 
     }
 }
 
-/// Executes the waits and signals of all lanes until each is blocked or has ended.
+/// Simulates the signals and waits of all lanes until each lane is blocked or has ended.
 struct DeadlockRun<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
     /// For each lane, the index of its next step.
     next: Vec<usize>,
-    /// For each lane, the lanes that wait for one of its signals.
+    /// For each lane, the blocked lanes that wait for a signal of this lane.
     blocked_on: Vec<Vec<usize>>,
 }
 
 impl DeadlockRun<'_> {
-    /// Executes steps of a lane until it is blocked or has ended, and returns whether it continued.
+    /// Executes steps of `lane` until the lane blocks or ends, and returns whether any step was
+    /// executed.
     fn run_lane(&mut self, lane: usize) -> bool {
         let steps = &self.set.lanes[lane].steps;
 
@@ -232,7 +240,8 @@ impl DeadlockRun<'_> {
         self.next[lane] < self.set.lanes[lane].steps.len()
     }
 
-    /// Returns the cycle of waits to which the wait of a blocked lane leads.
+    /// Returns a deadlock fault with the cycle of waits that keeps the lane `blocked` from
+    /// continuing.
     fn deadlock(&self, blocked: usize) -> Fault {
         let symmetry = &self.set.symmetry;
         let mut path = Vec::new();

@@ -12,7 +12,9 @@ use super::flags::Flags;
 use super::plan_set::PlanSet;
 use crate::plan::{LaneId, Step};
 
-/// The vector clocks of the lanes of one rank, each with a time for every lane of every rank.
+/// Stores the vector clocks of the lanes of one rank.
+///
+/// A clock has an entry for each lane of all ranks, or only for each lane of the same rank.
 ///
 /// Lanes of the rank pass their clocks on as logs of changes, so passing a clock on repeatedly
 /// costs no more than once.
@@ -21,14 +23,14 @@ pub(super) struct VectorClocks {
     lanes: Vec<Clock>,
 }
 
-/// The vector clock of a lane.
+/// The vector clock of one lane, with a log of its changes.
 #[derive(Debug)]
 struct Clock {
-    /// The latest known time of each entry.
+    /// The latest known logical time of each tracked lane.
     times: Vec<i64>,
-    /// All changes of `times`, in order.
+    /// All changes of `times` in order, each as an entry and its new time.
     log: Vec<(usize, i64)>,
-    /// For each lane of the rank, the length of its log that this clock has merged.
+    /// For each lane of the rank, how many changes of its log this clock has merged.
     merged: Vec<usize>,
 }
 
@@ -50,7 +52,7 @@ impl VectorClocks {
         self.lanes[lane].times[entry]
     }
 
-    /// Raises an entry to `time`, and leaves it unchanged if it is later already.
+    /// Sets an entry of the clock of `lane` to `time`, unless the entry is later already.
     pub(super) fn advance(&mut self, lane: usize, entry: usize, time: i64) {
         let clock = &mut self.lanes[lane];
         if clock.times[entry] < time {
@@ -59,12 +61,13 @@ impl VectorClocks {
         }
     }
 
-    /// Returns a mark of the present state of a clock, to be merged later.
+    /// Returns the length of the change log of `lane`, which identifies the present state of its
+    /// clock.
     pub(super) fn snapshot(&self, lane: usize) -> usize {
         self.lanes[lane].log.len()
     }
 
-    /// Raises a clock to the state that the clock `from` had at `snapshot`.
+    /// Merges the state that the clock of `from` had at `snapshot` into the clock of `lane`.
     pub(super) fn merge(&mut self, lane: usize, from: usize, snapshot: usize) {
         // Changes before `first` were merged earlier, and times never decrease.
         let first = self.lanes[lane].merged[from];
@@ -78,7 +81,7 @@ impl VectorClocks {
     }
 }
 
-/// A point in the logical time of a lane.
+/// A point in the logical time of one lane of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) rank: Rank,
@@ -86,19 +89,21 @@ pub(super) struct Event {
     pub(super) time: i64,
 }
 
-/// Searches for a happens-before path between two events, and keeps its buffers for the next
-/// search.
+/// Searches for a happens-before path between two events of a set of plans.
+///
+/// It keeps its buffers for the next search.
 #[derive(Debug)]
 pub(super) struct HappensBefore<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
-    /// The logical time between two starts, which is larger than the number of steps of any lane.
+    /// The logical time between the beginnings of two starts, larger than the number of steps of
+    /// any lane.
     pub(super) start_stride: i64,
-    /// For each followed lane, the indices of its waits.
+    /// For each lane of the set, the indices of its wait steps.
     waits: Vec<Vec<usize>>,
     /// For each lane of each rank, the latest time that the search has reached; 0 at first.
     found: Vec<i64>,
-    /// The entries of `found` that are not 0.
+    /// The indices of the entries of `found` that are not 0.
     touched: Vec<usize>,
 }
 
@@ -120,8 +125,9 @@ impl<'a> HappensBefore<'a> {
         }
     }
 
-    /// Returns the logical time of a step, or of the end of a lane if `at` is the number of its
-    /// steps.
+    /// Returns the logical time of the step with index `at` in `start`.
+    ///
+    /// If `at` is the number of steps of a lane, it is the time of the end of the lane.
     pub(super) fn time(&self, start: i64, at: usize) -> i64 {
         start * self.start_stride + 1 + i64::try_from(at).expect("memory is smaller")
     }
@@ -136,14 +142,14 @@ impl<'a> HappensBefore<'a> {
         is_found
     }
 
-    /// Returns the latest time of each lane that happens before `event`.
+    /// Returns, for each lane of all ranks, the latest time that happens before `event`.
     pub(super) fn before(&mut self, event: Event) -> Vec<i64> {
         self.search(event, None);
         self.touched.clear();
         std::mem::take(&mut self.found)
     }
 
-    /// Searches backwards from `later`, and returns whether it meets `earlier`.
+    /// Searches backwards from `later`, and returns whether the search meets `earlier`.
     ///
     /// Without `earlier`, the search stops only when `found` has the latest time of every lane.
     fn search(&mut self, later: Event, earlier: Option<Event>) -> bool {
@@ -174,7 +180,8 @@ impl<'a> HappensBefore<'a> {
         false
     }
 
-    /// Appends the signals of the waits that a lane has passed between `previous` and `event`.
+    /// Appends to `open` the signals that the lane of `event` has waited for since the time
+    /// `previous`.
     ///
     /// The signals of earlier waits were appended when the search reached `previous`.
     fn open_signals(&self, previous: i64, event: Event, open: &mut VecDeque<Event>) {

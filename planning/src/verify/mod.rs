@@ -82,8 +82,8 @@ pub struct Proof {
 pub enum Coverage {
     /// The verifier checked the plan of every rank, step by step.
     Exhaustive,
-    /// The verifier checked only representative ranks, because the plans of all others are
-    /// rotations of theirs.
+    /// The verifier checked only representative ranks, because all other plans are rotations of
+    /// the plans of these ranks.
     BySymmetry {
         /// The representative ranks whose plans the verifier checked.
         followed: Vec<Rank>,
@@ -98,12 +98,13 @@ pub enum Coverage {
     /// Sums over the plans of all ranks show that each required cell is copied once to each output,
     /// and that every signal has a wait.
     Sampled {
-        /// The number of plans of the full topology whose copies and signals were counted. If it is
-        /// less than the number of ranks, the sums were not checked.
+        /// The number of plans of the full topology whose copies and signals were summed up.
+        ///
+        /// If it is less than the number of ranks, the sums were not checked.
         summed: usize,
-        /// The number of ranks whose plans the verifier checked step by step.
+        /// The number of ranks of the smaller topology whose plans the verifier checked.
         ranks: usize,
-        /// The number of nodes of the smaller topology whose plans the verifier checked.
+        /// The number of nodes of the smaller topology.
         nodes: usize,
     },
 }
@@ -134,7 +135,7 @@ impl fmt::Display for Proof {
 }
 
 impl Proof {
-    /// Creates the proof of a set that was followed as a whole.
+    /// Creates the proof for a set of plans that the verifier has checked step by step.
     fn new(first: &Plan, set: &PlanSet, flags: &Flags) -> Self {
         let adds = |step: &&Step| matches!(step, Step::Reduce { .. });
         let additions = set.lanes.iter().flat_map(|lane| &lane.steps).filter(adds).count();
@@ -151,7 +152,7 @@ impl Proof {
         }
     }
 
-    /// Writes which plans were checked and which are assumed to be equal.
+    /// Writes to `f` how many plans were checked, compared or summed up.
     fn write_coverage(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self.ranks as usize;
         let of_all = |plans: usize| {
@@ -197,7 +198,9 @@ pub fn verify(plans: &[Plan]) -> Result<Proof, Fault> {
     Ok(Proof::new(first, &set, &flags))
 }
 
-/// Follows all lanes of a set of plans whose fields and names were checked.
+/// Checks all lanes of a set of plans step by step, and returns the uses of all flags.
+///
+/// The plans agree, and refer only to ranks, cells, flags and lanes that exist.
 fn follow(set: &PlanSet) -> Result<Flags, Fault> {
     let copies = copies::check(set)?;
     let flags = flags::check(set)?;

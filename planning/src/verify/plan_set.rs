@@ -1,5 +1,5 @@
-//! Checks that the plans of all ranks agree with each other and name only ranks, chunks and flags
-//! that exist.
+//! Checks that the plans of all ranks agree with each other and refer only to ranks, chunks and
+//! flags that exist.
 
 use std::fmt::Display;
 
@@ -31,10 +31,10 @@ pub(super) fn copied_cells(
     copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
-/// Stores the lanes of the followed ranks, and what the plans of all ranks have in common.
+/// Stores the lanes of the ranks to be checked, and the properties that all plans share.
 ///
-/// The followed ranks are those that represent others. The verifier identifies a lane by its index
-/// in `lanes`.
+/// These ranks are called followed, and represent all others. The verifier identifies a lane by its
+/// index in `lanes`.
 #[derive(Debug)]
 pub(super) struct PlanSet {
     pub(super) collective: Collective,
@@ -47,7 +47,7 @@ pub(super) struct PlanSet {
     pub(super) lanes: Vec<ClosedLane>,
 }
 
-/// The steps of a lane, including those of its entry and exit.
+/// The steps of one lane, including those added at its beginning and end.
 #[derive(Debug)]
 pub(super) struct ClosedLane {
     pub(super) rank: Rank,
@@ -59,7 +59,7 @@ pub(super) struct ClosedLane {
 }
 
 impl PlanSet {
-    /// Creates the set of the plans of all ranks that `symmetry` does not represent by others.
+    /// Creates a set from the plans of the ranks that represent all others in `symmetry`.
     pub(super) fn new(plans: &[Plan], symmetry: Symmetry) -> Self {
         let lanes = plans
             .iter()
@@ -80,13 +80,13 @@ impl PlanSet {
         }
     }
 
-    /// Returns each followed rank with the index of its lane 0 in `lanes`.
+    /// Returns each rank whose lanes are in the set, with the index of its lane 0 in `lanes`.
     pub(super) fn followed_ranks(&self) -> impl Iterator<Item = (Rank, usize)> + '_ {
         let homes = (0..self.lanes.len()).step_by(self.lanes_per_rank);
         homes.map(|home| (self.lanes[home].rank, home))
     }
 
-    /// Returns the index in `lanes` of a lane of `rank`, or of the lane that represents it.
+    /// Returns the index in `lanes` of the lane that is, or represents, `lane` of `rank`.
     pub(super) fn followed_lane(&self, rank: Rank, lane: LaneId) -> usize {
         self.symmetry.representative_index(rank) * self.lanes_per_rank + lane.index()
     }
@@ -96,32 +96,33 @@ impl PlanSet {
         self.ranks as usize * self.lanes_per_rank
     }
 
-    /// Returns the entry of a lane in vector clocks, where every rank has its own entries.
+    /// Returns the index of the entry for `lane` of `rank` in a vector clock.
+    ///
+    /// Every rank has its own entries, even if another rank represents it.
     pub(super) fn clock_index(&self, rank: Rank, lane: LaneId) -> usize {
         rank.index() * self.lanes_per_rank + lane.index()
     }
 
-    /// Returns the rank and the lane of an entry of vector clocks.
+    /// Returns the rank and the lane whose entry in a vector clock has this `index`.
     pub(super) fn lane_of_clock(&self, index: usize) -> (Rank, LaneId) {
         let rank = Rank::at(index / self.lanes_per_rank);
         let lane = LaneId(Rank::at(index % self.lanes_per_rank).0);
         (rank, lane)
     }
 
-    /// Returns all steps of the followed ranks, each with the index of its lane and its index
-    /// there.
+    /// Returns all steps of the set, each with its lane index and its index in the lane.
     pub(super) fn steps(&self) -> impl Iterator<Item = (usize, usize, Step)> {
         self.lanes.iter().enumerate().flat_map(|(number, lane)| {
             lane.steps.iter().enumerate().map(move |(at, &step)| (number, at, step))
         })
     }
 
-    /// Returns the number of starts between a signal and the wait at this step.
+    /// Returns how many starts before the wait at step `at` its signal comes, or 0 for other steps.
     pub(super) fn lag(&self, lane: usize, at: usize) -> i64 {
         self.lanes[lane].lag(at).into()
     }
 
-    /// Returns whether the output of `rank` holds `cell` from the beginning of a start.
+    /// Returns whether the output of `rank` already holds `cell` at the beginning of a start.
     pub(super) fn is_initial(&self, rank: Rank, cell: Cell) -> bool {
         self.in_place && cell.block == rank && !self.collective.is_reduction()
     }
@@ -130,7 +131,7 @@ impl PlanSet {
         self.lanes[lane].location(at)
     }
 
-    /// Returns the location at `rank` of the step that a followed lane represents.
+    /// Returns the location in the plan of `rank` that step `at` of `lane` represents.
     pub(super) fn rotated_location(&self, rank: Rank, (lane, at): (usize, usize)) -> Location {
         let location = self.location(lane, at);
         let step = self.symmetry.rotated_step(self.symmetry.rotation_of(rank), location.step);
@@ -171,7 +172,8 @@ impl ClosedLane {
     }
 }
 
-/// Checks that plans agree and name only ranks, chunks, flags and lanes that exist.
+/// Checks that plans agree and refer only to existing ranks, chunks, flags and lanes, and returns
+/// the first plan.
 ///
 /// `plans` represent the plans of `ranks` ranks. `owners` has the rank of each plan, in the same
 /// order.
@@ -230,7 +232,8 @@ fn check_equal<T: PartialEq + Display>(
     })
 }
 
-/// Checks the numbers of chunks, outputs and lanes of a plan, and its root.
+/// Checks that a plan's numbers of chunks, outputs and lanes are in bounds, and that its root
+/// exists.
 fn check_sizes(plan: &Plan) -> Result<(), Fault> {
     let &Plan { rank, chunks, in_place, outputs, .. } = plan;
 
@@ -268,14 +271,14 @@ fn check_steps(plan: &Plan) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Checks that a step names only what exists in its plan.
+/// Checks that a step refers only to ranks, cells, flags and lanes that exist in its plan.
 struct StepCheck<'a> {
     plan: &'a Plan,
     location: Location,
 }
 
 impl StepCheck<'_> {
-    /// Checks what the step contains, and that its rank may execute such a step.
+    /// Checks the ranks, cells and flags of the step, and that its rank may execute such a step.
     fn check(&self) -> Result<(), Fault> {
         let own_rank = self.location.rank;
         match self.location.step {
@@ -305,7 +308,7 @@ impl StepCheck<'_> {
         }
     }
 
-    /// Checks a copy of `cell` by or from `peer`, which reads memory of `owner`.
+    /// Checks the fields of a put to or get from `peer` that reads `cell` in memory of `owner`.
     fn check_copy(&self, peer: Rank, cell: Cell, from: Source, owner: Rank) -> Result<(), Fault> {
         self.check_rank(peer)?;
         self.check_cell(cell)?;
@@ -344,7 +347,7 @@ impl StepCheck<'_> {
         }
     }
 
-    /// Checks what a flag contains, and that plans may use it.
+    /// Checks that plans may use `flag`, and that its rank, cell and lane exist.
     fn check_flag(&self, reader: Rank, flag: Flag) -> Result<(), Fault> {
         self.check_exists(flag.lag() == 0 || self.plan.outputs > 1, || {
             let expected = "another flag, because outputs are not used in turn";

@@ -27,13 +27,15 @@ use crate::topology::Topology;
 /// Limits on the number of steps that a proof of plans processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// If all ranks together have at most this many steps, the proof checks every plan in full.
+    /// The number of steps of all ranks up to which the proof checks every plan in full.
     pub followed_steps: usize,
-    /// If all ranks together have at most this many steps, the proof checks plans without a
-    /// symmetry in full.
+    /// The number of steps of all ranks up to which the proof checks plans without a symmetry in
+    /// full.
     pub asymmetric_steps: usize,
-    /// If all ranks together have at most this many steps, the proof compares every plan, instead
-    /// of a sample. Plans without a symmetry are summed up instead.
+    /// The number of steps of all ranks up to which every plan, and not only a sample, is compared.
+    ///
+    /// A plan is compared with that of its representative. Plans without a symmetry are summed up
+    /// instead.
     pub compared_steps: usize,
 }
 
@@ -59,7 +61,7 @@ const CLOCK_ENTRIES_PER_STEP: usize = 16;
 /// The number of plans whose steps are counted to estimate the steps of all ranks.
 const ESTIMATE_PLANS: usize = 16;
 
-/// Proves that the plans of all ranks of a topology are correct.
+/// Proves that the plans of `algorithm` for all ranks of `topology` are correct.
 ///
 /// The plans are those that [`plan`](schedule::plan) makes.
 ///
@@ -111,7 +113,7 @@ struct PlanSource<'a> {
 }
 
 impl<'a> PlanSource<'a> {
-    /// Returns the source of the same plans for a smaller topology.
+    /// Returns a source of plans of the same algorithm and shape for a smaller `topology`.
     fn for_topology(&self, topology: &'a Topology) -> Self {
         let collective = match self.shape.collective.root() {
             // A root that the smaller topology lacks becomes its last rank.
@@ -141,7 +143,7 @@ impl<'a> PlanSource<'a> {
         Ok(steps.saturating_mul(self.topology.ranks()) / sample.ranks().count())
     }
 
-    /// Verifies the plans of all ranks, each in full.
+    /// Creates and verifies the plans of all ranks, without relying on a symmetry.
     fn verify_all(&self) -> Result<Proof, Fault> {
         let ranks = Rank::all(self.topology.ranks());
         let plans = ranks.map(|rank| self.plan(rank)).collect::<Result<Vec<_>, _>>()?;
@@ -151,7 +153,7 @@ impl<'a> PlanSource<'a> {
         Ok(proof)
     }
 
-    /// Verifies the plans of one rank of each orbit, if the plans of the sample have the symmetry.
+    /// Verifies only the plan of one rank per orbit, if `symmetry` holds for the sampled plans.
     ///
     /// Returns `Continue` if they do not have it, so that the caller tries the next symmetry.
     fn verify_representatives(
@@ -188,7 +190,7 @@ impl<'a> PlanSource<'a> {
         Ok(ControlFlow::Break(proof))
     }
 
-    /// Sums up the plans of the sample, and verifies all plans of a smaller topology.
+    /// Adds up hashes of the sampled plans, and verifies all plans of a smaller topology.
     fn verify_sample(&self, sample: &Sample, followed_steps: usize) -> Result<Proof, Fault> {
         let mut sums = Sums::default();
         let ranks = self.topology.ranks();
@@ -224,7 +226,7 @@ impl<'a> PlanSource<'a> {
         Ok(Proof { ranks: Rank::at(ranks).0, steps, flags, additions, coverage, ..proof })
     }
 
-    /// Checks that every lane copies and signals only to ranks that its fabric reaches.
+    /// Checks that the fabric of each lane of `plan` reaches the peers of the lane's steps.
     fn check_reach(&self, plan: &Plan) -> Result<(), Fault> {
         if !self.shape.tiers {
             return Ok(());
@@ -259,7 +261,8 @@ impl<'a> PlanSource<'a> {
     }
 }
 
-/// Hash sums over the plans of all ranks, which reveal missing and superfluous copies and signals.
+/// Accumulates hash sums over the plans of all ranks, which reveal missing or superfluous copies
+/// and signals.
 ///
 /// Every copy into an output adds the hash of its cell, and every cell that the output requires
 /// subtracts it. In the same way, a signal adds the hash of its flag, and a wait subtracts it.
@@ -275,7 +278,8 @@ struct Sums {
 }
 
 impl Sums {
-    /// Adds what a plan does, and subtracts what its rank requires.
+    /// Adds the hashes of the steps of `plan`, and subtracts those of the cells that its rank
+    /// requires.
     fn add(&mut self, plan: &Plan) {
         let &Plan { collective, rank, ranks, chunks, in_place, .. } = plan;
         for cell in plan_set::copied_cells(collective, rank, ranks, chunks, in_place) {
@@ -293,7 +297,8 @@ impl Sums {
         }
     }
 
-    /// Subtracts the copies and the additions that the block of a reduction requires at `rank`.
+    /// Subtracts the hashes of the copies and additions that `rank` needs for the block that it
+    /// reduces.
     ///
     /// The additions of all contributions to a cell count as the copy of the cell to the output.
     fn require_contributions(&mut self, rank: Rank, ranks: u32, chunks: u32) {
@@ -312,7 +317,7 @@ impl Sums {
         }
     }
 
-    /// Adds or subtracts the hash of a copy, an addition, a signal or a wait, and counts the step.
+    /// Adds or subtracts the hash of `step`, which `rank` executes, and counts the step.
     fn add_step(&mut self, collective: Collective, rank: Rank, step: Step) {
         self.steps += 1;
 
@@ -366,7 +371,7 @@ fn hash_of_addition(owner: Rank, Cell { block, chunk }: Cell) -> u64 {
     hash([owner.0, block.0, chunk, u32::MAX - 1])
 }
 
-/// Returns the hash of a flag, which is one sum for its signal and its wait.
+/// Returns a hash of `flag` and its reader, which is the same for the signal and the wait.
 fn hash_of_flag(reader: Rank, flag: Flag) -> u64 {
     // Five numbers do not fit in one hash, so flags of chunks are the sum of two. The kinds are
     // below 8, and the lanes of chunks from 8 on.
@@ -397,7 +402,7 @@ fn hash([a, b, c, d]: [u32; 4]) -> u64 {
     mix(first ^ (u64::from(c) << 32 | u64::from(d)))
 }
 
-/// Stores the ranks whose plans are compared or summed up.
+/// Selects the ranks whose plans a proof compares or sums up, if it cannot process all plans.
 ///
 /// The selection depends only on the topology, so all ranks of a group make the same selection.
 #[derive(Clone, Debug)]
@@ -406,7 +411,7 @@ struct Sample {
 }
 
 impl Sample {
-    /// Selects at most `ranks_max` ranks, but at least the first and the last.
+    /// Selects at most `ranks_max` ranks of `topology`, but at least the first and the last.
     fn new(topology: &Topology, ranks_max: usize) -> Self {
         let ranks = topology.ranks();
         if ranks_max >= ranks {
@@ -470,11 +475,11 @@ fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
 /// The increment of SplitMix64, which is 2^64 divided by the golden ratio.
 const SPLIT_MIX_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A SplitMix64 generator, whose numbers are equal in every version and on every machine.
+/// Generates the same pseudo-random numbers in every version and on every machine, by SplitMix64.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Creates a generator whose seed depends on the node of every rank.
+    /// Creates a generator that is seeded by the node of every rank in `topology`.
     fn new(topology: &Topology) -> Self {
         let mut random = Self(topology.ranks() as u64);
         for &node in topology.node_of_rank() {
@@ -495,7 +500,7 @@ impl SplitMix64 {
     }
 }
 
-/// Returns `number` with all its bits mixed, by the last function of SplitMix64.
+/// Returns `number` with its bits mixed by the output function of SplitMix64.
 fn mix(number: u64) -> u64 {
     let first = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let second = (first ^ (first >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -26,7 +26,7 @@ use super::happens_before::{Event, HappensBefore, VectorClocks};
 use super::plan_set::PlanSet;
 use crate::plan::{Cell, LaneId, Source, Step};
 
-/// Checks that no lane of a followed rank reads or writes memory too early.
+/// Checks that no step of a followed rank uses memory or signals a flag too early.
 pub(super) fn check(set: &PlanSet, flags: &Flags, copies: &Copies) -> Result<(), Fault> {
     let mut check = RaceCheck {
         set,
@@ -44,21 +44,21 @@ pub(super) fn check(set: &PlanSet, flags: &Flags, copies: &Copies) -> Result<(),
     check.later.map_or(Ok(()), |(_, fault)| Err(fault))
 }
 
-/// Checks the followed ranks one after the other, and stores what the lanes of a rank know.
+/// Simulates one rank at a time, tracks in vector clocks what its lanes know, and checks its steps.
 struct RaceCheck<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
     copies: &'a Copies,
     completions: Completions,
-    /// For each signal, how far the other lanes of its rank had come.
+    /// For each signal, the progress of its rank's other lanes that the signalling lane knows of.
     sibling_times: SiblingTimes,
     happens_before: HappensBefore<'a>,
     clocks: VectorClocks,
-    /// The earliest fault that does not show in start 1, with its start.
+    /// The fault that shows in the earliest start after start 1, with the number of this start.
     later: Option<(u32, Fault)>,
 }
 
-/// The fact that a lane came to a step, `age` starts before the start that is examined.
+/// States that `lane` of `rank` has reached step `at`, `age` starts before the examined start.
 #[derive(Clone, Copy)]
 struct Fact {
     rank: Rank,
@@ -68,24 +68,25 @@ struct Fact {
 }
 
 impl Fact {
-    /// Returns the fact that `rank` entered a start.
+    /// Returns the fact that `rank` has entered the operation, `age` starts before the examined
+    /// start.
     fn entered(rank: Rank, age: u32) -> Self {
         Self { rank, lane: LaneId::HOME, at: 0, age }
     }
 
-    /// Returns the fact that a lane passed a wait.
+    /// Returns the fact that a lane has passed a wait, `age` starts before the examined start.
     fn passed(Wait { rank, lane, at }: Wait, age: u32) -> Self {
         Self { rank, lane, at: at + 1, age }
     }
 }
 
-/// The step that is examined.
+/// The position of the step that is being checked.
 #[derive(Clone, Copy)]
 struct Current {
     rank: Rank,
     /// The index of lane 0 of the rank in the plan set.
     home: usize,
-    /// The lane of the step, counted from lane 0 of the rank.
+    /// The index of the step's lane, counted from `home`.
     lane: usize,
     at: usize,
 }
@@ -101,7 +102,7 @@ impl RaceCheck<'_> {
         self.set.outputs.into()
     }
 
-    /// Runs the lanes of a rank through all starts, and examines the last start.
+    /// Simulates the lanes of `rank` over all starts, and checks the steps of the last start.
     fn check_rank(&mut self, rank: Rank, home: usize) -> Result<(), Fault> {
         self.clocks.clear();
 
@@ -121,8 +122,7 @@ impl RaceCheck<'_> {
         self.check_end(Current { rank, home, lane: 0, at: set.lanes[home].steps.len() })
     }
 
-    /// Updates the clock of a lane at one of its steps, and checks the step if its start is the
-    /// last.
+    /// Updates the vector clock of a lane at one step, and checks the step in the last start.
     ///
     /// Returns a snapshot of the clock after the step.
     fn visit(&mut self, current: Current, start: i64, kind: VisitKind) -> Result<usize, Fault> {
@@ -146,7 +146,7 @@ impl RaceCheck<'_> {
         Ok(self.clocks.snapshot(lane))
     }
 
-    /// Adds to the clock of a lane what a signal of another rank tells it.
+    /// Updates the clock of a waiting lane by what the signal of another rank proves.
     ///
     /// The signal tells how far its lane had come, and the other lanes of its rank as far as it
     /// knew.
@@ -174,17 +174,18 @@ impl RaceCheck<'_> {
         }
     }
 
-    /// Returns whether a fact happens before the current step.
+    /// Returns whether `fact` happens before the current step.
     fn knows(&mut self, current: Current, fact: Fact) -> bool {
         self.is_implied(current, fact) || self.is_found(current, fact)
     }
 
-    /// Returns the logical time of a fact.
+    /// Returns the logical time of `fact` in its lane.
     fn time(&self, fact: Fact) -> i64 {
         self.happens_before.time(self.last_start() - i64::from(fact.age), fact.at)
     }
 
-    /// Returns whether the clock shows a fact, or implies it by a later fact of the same rank.
+    /// Returns whether the vector clock covers `fact`, directly or through a later fact of the same
+    /// rank.
     fn is_implied(&self, current: Current, fact: Fact) -> bool {
         let entry = self.set.clock_index(fact.rank, fact.lane);
         if self.clocks.time(current.lane, entry) >= self.time(fact) {
@@ -214,7 +215,8 @@ impl RaceCheck<'_> {
         self.clocks.time(current.lane, own) >= self.time(Fact::entered(current.rank, age))
     }
 
-    /// Returns whether a search finds that a fact happens before the current step.
+    /// Returns whether a complete search finds a happens-before path from `fact` to the current
+    /// step.
     fn is_found(&mut self, current: Current, fact: Fact) -> bool {
         let lane = self.set.lanes[current.home + current.lane].lane;
         let now = self.happens_before.time(self.last_start(), current.at);
@@ -232,7 +234,7 @@ impl RaceCheck<'_> {
         is_found
     }
 
-    /// Returns whether the current step comes after any of these waits.
+    /// Returns whether any of `waits` happens before the current step.
     ///
     /// The waits are stored for a followed rank, and `owner` is the rank that it represents.
     fn knows_any(&mut self, current: Current, owner: Rank, waits: WaitRange) -> bool {
@@ -247,12 +249,12 @@ impl RaceCheck<'_> {
             || waits.indices().any(|wait| self.is_found(current, fact(self.completions.wait(wait))))
     }
 
-    /// Returns whether a cell has arrived in the output of `rank`.
+    /// Returns whether `cell` has arrived in the output of `rank` before the current step.
     fn knows_copied(&mut self, current: Current, rank: Rank, cell: Cell) -> bool {
         self.knows_arrived(current, rank, cell, Copies::copy_of_cell)
     }
 
-    /// Returns whether the copy that `find` selects has arrived in a buffer of `rank`.
+    /// Returns whether the copy of `cell` that `find` selects is complete before the current step.
     fn knows_arrived(
         &mut self,
         current: Current,
@@ -279,7 +281,7 @@ impl RaceCheck<'_> {
         self.knows_any(current, owner, waits)
     }
 
-    /// Checks that a step neither uses memory nor signals a flag too early.
+    /// Checks that the current step neither uses memory nor signals a flag too early.
     fn check_step(&mut self, current: Current) -> Result<(), Fault> {
         let own_rank = current.rank;
         match current.location(self.set).step {
@@ -333,7 +335,8 @@ impl RaceCheck<'_> {
         Ok(())
     }
 
-    /// Checks that a contribution has arrived and that the output may be overwritten.
+    /// Checks that the contribution that a step adds has arrived, and that the output may be
+    /// overwritten.
     fn check_reduce(&mut self, current: Current, cell: Cell, from: Rank) -> Result<(), Fault> {
         let own_rank = current.rank;
         let contribution = Cell { block: from, chunk: cell.chunk };
@@ -356,7 +359,7 @@ impl RaceCheck<'_> {
         Ok(())
     }
 
-    /// Returns the first start whose step could write to an output of `target` that its caller
+    /// Returns the first start in which the current step could overwrite an output that `target`
     /// still uses.
     ///
     /// With several outputs, a start writes to the output of `outputs` starts ago. The caller of
@@ -366,7 +369,8 @@ impl RaceCheck<'_> {
         (!self.knows(current, Fact::entered(target, age))).then_some(age + 1)
     }
 
-    /// Returns a fault of start 1, and stores the earliest fault of later starts.
+    /// Returns `fault` as an error if `start` is 1, and otherwise stores the fault if it is the
+    /// earliest.
     fn refuse(&mut self, start: u32, fault: Fault) -> Result<(), Fault> {
         // A fault of start 1 ends the check, so it takes precedence over stored faults.
         if start == 1 {
@@ -380,7 +384,7 @@ impl RaceCheck<'_> {
         Ok(())
     }
 
-    /// Checks that the reader of a flag has consumed the last signal.
+    /// Checks that the reader of the signalled flag has passed its wait for the previous signal.
     fn check_signal(&mut self, current: Current, peer: Rank) -> Result<(), Fault> {
         let (reader, at) = self.flags.of_step(current.home + current.lane, current.at).wait;
         let wait = Wait { rank: peer, lane: self.set.lanes[reader].lane, at };
@@ -398,7 +402,7 @@ impl RaceCheck<'_> {
         self.refuse(start, Fault::NotConsumed { location, start })
     }
 
-    /// Checks that at the end of lane 0 no lane reads sources, and that the output is complete.
+    /// Checks that, when lane 0 ends, no lane reads sources any more and the output is complete.
     fn check_end(&mut self, current: Current) -> Result<(), Fault> {
         let Current { rank, home, .. } = current;
         let set = self.set;
@@ -437,11 +441,11 @@ impl RaceCheck<'_> {
     }
 }
 
-/// For each step of each followed lane, the times of all lanes of its rank.
+/// For each step of each lane, the logical times that the lanes of its rank are known to have
+/// reached.
 type SiblingTimes = Vec<Vec<i64>>;
 
-/// Returns how far the lanes of a rank have come at each of its signals, as far as the signalling
-/// lane knows.
+/// Returns, for each signal, how far the signalling lane knows its rank's lanes to have come.
 ///
 /// The times are relative to the start of the signal. They are empty if a rank has only one lane.
 fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
@@ -484,27 +488,28 @@ fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     sibling_times
 }
 
-/// A step that a lane executes next in [`run_start`].
+/// Identifies a step that [`run_start`] simulates.
 struct Visit {
     lane: usize,
     at: usize,
     kind: VisitKind,
 }
 
-/// What a step does to the clock of its lane.
+/// The kind of a simulated step, which decides how the clock of its lane changes.
 enum VisitKind {
     Copy,
     Signal,
     /// A wait for a signal of another rank.
     RemoteWait,
-    /// A wait for a signal of the same rank, with the clock of its writer at the signal.
+    /// A wait for a signal of the same rank, with a snapshot of the signalling lane's clock.
     LocalWait {
         writer: usize,
         snapshot: usize,
     },
 }
 
-/// Runs the lanes of one rank through a start, and calls `visit` for each step in a possible order.
+/// Simulates one run of all lanes of a rank, and calls `visit` for each step, in one order that the
+/// dependencies allow.
 ///
 /// `visit` returns a snapshot of the clock of the lane after the step. Waits for signals of other
 /// ranks pass at once, because no deadlock was found.

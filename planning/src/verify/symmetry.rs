@@ -1,4 +1,4 @@
-//! Finds rotations of the ranks that leave a set of plans unchanged, so that few plans stand for
+//! Finds rotations of the ranks that leave a set of plans unchanged, so that few plans represent
 //! all.
 //!
 //! Ranks form a grid, and a rotation shifts its rows and columns cyclically. If every plan is the
@@ -17,7 +17,7 @@ pub(super) struct Rotation {
     columns: u32,
 }
 
-/// A grid of ranks, with the directions in which plans can be rotated.
+/// Arranges ranks in a grid whose rotations map the plan of one rank to those of others.
 #[derive(Clone, Debug)]
 pub(super) struct Symmetry {
     /// The ranks, row by row.
@@ -35,7 +35,7 @@ impl Symmetry {
         Self::new(Rank::all(ranks).collect(), 1, (false, false))
     }
 
-    /// Returns the symmetries that plans for a topology can have, those with the fewest orbits
+    /// Returns the symmetries that plans for `topology` can have, those with the fewest orbits
     /// first.
     ///
     /// With `keeps_nodes`, ranks of one node stay on one node.
@@ -79,7 +79,10 @@ impl Symmetry {
         self.grid.len()
     }
 
-    /// Returns one rank of each orbit, in the order of the grid.
+    /// Returns one rank of each orbit, that is, of each set of ranks that rotations map to each
+    /// other.
+    ///
+    /// The ranks are in the order of the grid.
     pub(super) fn representatives(&self) -> Vec<Rank> {
         self.grid
             .iter()
@@ -94,7 +97,8 @@ impl Symmetry {
         positions(self.shifts.0, self.rows) * positions(self.shifts.1, self.columns)
     }
 
-    /// Returns the index of the rank that represents `rank` among all representatives.
+    /// Returns the index in [`representatives`](Self::representatives) of the rank that represents
+    /// `rank`.
     pub(super) fn representative_index(&self, rank: Rank) -> usize {
         let (row, column) = self.positions[rank.index()];
         let row = if self.shifts.0 { 0 } else { row };
@@ -106,7 +110,7 @@ impl Symmetry {
         row as usize * columns as usize + column as usize
     }
 
-    /// Returns the rotation that turns the representative of `rank` into `rank`.
+    /// Returns the rotation that moves the representative of `rank` to `rank`.
     pub(super) fn rotation_of(&self, rank: Rank) -> Rotation {
         let (row, column) = self.positions[rank.index()];
         Rotation {
@@ -115,7 +119,7 @@ impl Symmetry {
         }
     }
 
-    /// Returns the rotation that turns `rank` into its representative.
+    /// Returns the rotation that moves `rank` to its representative.
     pub(super) fn rotation_back(&self, rank: Rank) -> Rotation {
         let Rotation { rows, columns } = self.rotation_of(rank);
         let back = |by, count| if by == 0 { 0 } else { count - by };
@@ -193,7 +197,8 @@ impl Symmetry {
         plan
     }
 
-    /// Returns whether a plan is the rotated plan of its representative.
+    /// Returns whether `plan` equals the plan of its `representative`, rotated to the rank of
+    /// `plan`.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         let rotation = self.rotation_of(plan.rank);
 
