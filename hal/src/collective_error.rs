@@ -1,12 +1,15 @@
-//! Defines the error of plans, of bootstraps and of groups, which the crates above this one name
-//! `error::Error`.
+//! Defines the error type of plans, bootstraps and groups, with a kind, a text and the rank that it
+//! is about.
+//!
+//! The crates that depend on this one re-export the module as `error`.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{DynError, Error as _, ErrorKind, Rank};
 
-/// The error of a collective operation, with a kind for programs and a text for users.
+/// Describes the failure of a plan, a bootstrap or a group, with a kind for programs and a text for
+/// users.
 ///
 /// The text states what happened, to which rank, device or field, and what was found and expected.
 /// The error of a backend is the [`source`](std::error::Error::source). Its `Debug` form is the
@@ -35,7 +38,7 @@ impl Error {
         self
     }
 
-    /// Changes the text.
+    /// Replaces the text of the error by the result of `map`.
     pub fn map_text(mut self, map: impl FnOnce(&str) -> String) -> Self {
         self.0.text = map(&self.0.text);
         self
@@ -48,9 +51,9 @@ impl Error {
         self
     }
 
-    /// Converts an error of a backend, such as CUDA or RDMA, and keeps its kind.
+    /// Creates an error from an error of a backend, such as CUDA or RDMA, with the same kind.
     ///
-    /// The backend returned it during the call `what`.
+    /// The backend returned its error during the call `what`.
     pub fn of_backend(what: impl fmt::Display, error: impl crate::Error) -> Self {
         Self::of_fabric(what, DynError::new(error))
     }
@@ -60,8 +63,9 @@ impl Error {
         Self::caused_by(error, text)
     }
 
-    /// Sets the other side of a call that failed, unless the error names a rank already, or memory
-    /// or a limit of this process has run out.
+    /// Sets the rank at the other end of a failed call, unless the error already has a rank.
+    ///
+    /// The rank is not set if memory or a limit of this process has run out.
     #[must_use]
     pub fn with_other_side(self, peer: Rank) -> Self {
         let is_own = self.kind() == ErrorKind::OutOfMemory;
@@ -112,8 +116,9 @@ impl<E: crate::Error> From<E> for Error {
     }
 }
 
-/// Returns a foreign text in quotes, with escapes for characters that are not printable. Only the
-/// beginning of a long text is shown, so that an error stays readable.
+/// Returns `text` in quotes, with escapes for characters that are not printable.
+///
+/// Only the beginning of a long text is shown, so that an error stays readable.
 pub fn quoted(text: &str) -> String {
     const SHOWN_MAX: usize = 80;
     match text.char_indices().nth(SHOWN_MAX) {
@@ -122,8 +127,7 @@ pub fn quoted(text: &str) -> String {
     }
 }
 
-/// Returns a foreign text, in [quotes](quoted) if it is long or has characters that are not
-/// printable.
+/// Returns `text`, in [quotes](quoted) if it is long or has characters that are not printable.
 pub fn shown(text: &str) -> String {
     let quoted = quoted(text);
     match quoted.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {

@@ -58,7 +58,7 @@ pub enum Collective {
     },
 }
 
-/// The ranks at one end of a collective, which provide or receive blocks.
+/// Selects the ranks that provide or receive blocks, which are all ranks or only one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     All,
@@ -110,9 +110,7 @@ impl Collective {
         }
     }
 
-    /// Describes the collective in one sentence.
-    ///
-    /// The sentence has no full stop.
+    /// Returns a description of the collective in one sentence, without a full stop.
     pub const fn summary(self) -> &'static str {
         match self {
             Self::AllGather => "every rank gets the block of every rank",
@@ -126,12 +124,13 @@ impl Collective {
         }
     }
 
-    /// Returns the collective with this name, with root 0 if it has a root.
+    /// Returns the collective with the name `name`, with root 0 if it has a root; `None` for other
+    /// names.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::all().find(|collective| collective.name() == name)
     }
 
-    /// Returns all collectives: those that only copy, then the reductions.
+    /// Returns all collectives, first those that only copy and then the reductions.
     pub fn all() -> impl Iterator<Item = Self> {
         Self::ALL.iter().chain(Self::REDUCTIONS).copied()
     }
@@ -148,7 +147,7 @@ impl Collective {
         }
     }
 
-    /// Returns the collective with another root, or unchanged if it has no root.
+    /// Returns the collective with `root` as its root, or unchanged if it has no root.
     #[must_use]
     pub const fn with_root(self, root: Rank) -> Self {
         match self {
@@ -160,7 +159,7 @@ impl Collective {
         }
     }
 
-    /// Returns the preposition that stands before the root in a text.
+    /// Returns the preposition before the root in texts, such as `from` in `broadcast from 2`.
     pub(crate) const fn root_word(self) -> &'static str {
         match self.providers() {
             Side::Only(_) => "from",
@@ -219,7 +218,8 @@ impl Collective {
         }
     }
 
-    /// Returns whether blocks of outputs are sums of contributions of all ranks.
+    /// Returns whether the collective is a reduction, whose outputs are sums of contributions of
+    /// all ranks.
     pub const fn is_reduction(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::AllReduce | Self::Reduce { .. })
     }
@@ -249,7 +249,8 @@ impl Collective {
         self.receivers().only()
     }
 
-    /// Returns the rank that sends or receives all data, if the other ranks cannot forward it.
+    /// Returns the only rank that sends or receives all data, if other ranks cannot forward the
+    /// data.
     pub(crate) fn only_end(self) -> Option<Rank> {
         match (self.only_provider(), self.only_receiver()) {
             (Some(_), _) if self.has_equal_outputs() => None,
@@ -262,7 +263,7 @@ impl Collective {
         self == Self::AllToAll
     }
 
-    /// Returns whether all outputs need the same block of a rank, so that ranks can forward
+    /// Returns whether all outputs need the same block of each rank, so that ranks can forward
     /// received blocks.
     pub fn has_equal_outputs(self) -> bool {
         match self {
@@ -300,8 +301,9 @@ impl Collective {
         self.root().is_none()
     }
 
-    /// Returns whether the collective can run in place, with a rank's own block already in its
-    /// output, or in an all-reduce with its input there.
+    /// Returns whether the collective can run in place, with a rank's input already in its output.
+    ///
+    /// The input is the rank's own block there, or in an all-reduce the whole output.
     pub fn runs_in_place(self) -> bool {
         match self {
             Self::AllGather | Self::Broadcast { .. } | Self::AllReduce => true,

@@ -1,4 +1,4 @@
-//! Fits link rates to measured all-gathers by robust least squares.
+//! Fits the link parameters of the cost model to measured all-gathers, by robust least squares.
 //!
 //! The fit minimises the sum of squared relative errors of the model; errors above 30 % count
 //! linearly. The model has maxima and no useful derivative, so the search changes one parameter at
@@ -19,18 +19,18 @@ const OUTLIER: f64 = 0.3;
 /// The factors by which the search changes a parameter, from coarse to fine.
 const FACTORS: [f64; 6] = [4.0, 2.0, 1.4, 1.15, 1.05, 1.02];
 
-/// The largest number of rounds over all parameters with one factor.
+/// The maximum number of times that the search tries all parameters with one factor.
 const ROUNDS_MAX: usize = 40;
 
-/// The ratio of the memory sizes at which cache effects ([`CacheFactor`]) are fitted.
+/// The ratio between consecutive memory sizes at which cache effects ([`CacheFactor`]) are fitted.
 ///
 /// It is smaller than the ratio of cache sizes.
 const REACH_STEP: u64 = 4;
 
-/// A function that returns a figure of the links, which the search changes.
+/// A function that returns one of the link parameters that the search changes.
 type Parameter = fn(&mut Links) -> &mut f64;
 
-/// Fits link rates to measured all-gathers, starting from default rates.
+/// Fits link parameters to measured all-gathers, starting from the parameters `known`.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no sample, or an impossible one.
@@ -61,7 +61,7 @@ pub fn calibrate(
     Ok(Calibration { key, links, samples, errors })
 }
 
-/// Returns the correction of predictions like `sample`, whose fitted time has the relative error
+/// Returns the correction for operations like `sample`, whose predicted time has the relative error
 /// `error`.
 fn residual(sample: &Sample, error: f64) -> Residual {
     // The predicted time is 1 + `error` times the measured one.
@@ -71,7 +71,8 @@ fn residual(sample: &Sample, error: f64) -> Residual {
     Residual { algorithm, in_place, outputs, flags, tiers, block_bytes, factor }
 }
 
-/// Fits the links to the samples. Returns them with the relative error of each sample's prediction.
+/// Fits `links` to `samples`, and returns the fitted links and the relative error of each
+/// prediction.
 fn fit(
     mut links: Links,
     topology: &Topology,
@@ -107,8 +108,8 @@ fn fit(
     Ok((links, errors))
 }
 
-/// Multiplies and divides each parameter by `factor`, and keeps every change that lowers the loss
-/// `best`.
+/// Tries each parameter multiplied and divided by `factor`, and keeps every change that lowers the
+/// loss `best`.
 fn improve(
     links: &mut Links,
     best: &mut f64,
@@ -138,7 +139,9 @@ fn improve(
     Ok(())
 }
 
-/// Multiplies the parameter with index `at` by `by`. The cache factors come after the parameters.
+/// Multiplies the link parameter with index `at` by `by`.
+///
+/// The cache factors have the indices after those of `parameters`.
 fn scale(links: &mut Links, parameters: &[Parameter], at: usize, by: f64) {
     match parameters.get(at) {
         Some(parameter) => {
@@ -154,7 +157,7 @@ fn scale(links: &mut Links, parameters: &[Parameter], at: usize, by: f64) {
     }
 }
 
-/// Returns the factors of all cache points, which for each point are that of puts and that of gets.
+/// Returns the put factors and get factors of all cache points, which the search changes.
 fn cache_factors_mut(links: &mut Links) -> Vec<&mut f64> {
     let mut factors = Vec::new();
     for CacheFactor { factor, gets_factor, .. } in &mut links.node.cache_factors {
@@ -164,7 +167,7 @@ fn cache_factors_mut(links: &mut Links) -> Vec<&mut f64> {
     factors
 }
 
-/// Removes the rate limits of lanes and ranks from a link of processors.
+/// Removes the rate limits of lanes and ranks from a link whose copies processors make.
 ///
 /// One thread makes all copies over such a link, one at a time, so only its own rate limits them.
 fn remove_shared_limits(link: &mut Link) {
@@ -175,7 +178,7 @@ fn remove_shared_limits(link: &mut Link) {
     }
 }
 
-/// Scales the initial link rates to a line through the measured times of direct all-gathers.
+/// Scales the initial link rates to the slope of a line through the times of direct all-gathers.
 fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     let peers = topology.ranks() as f64 - 1.0;
     if peers <= 0.0 {
@@ -197,7 +200,7 @@ fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
     }
 }
 
-/// Scales all rates of a link, so that its engines need `seconds_per_byte`.
+/// Scales all rates of `link` so that its engine takes `seconds_per_byte` for each byte.
 fn scale_rates(link: &mut Link, seconds_per_byte: f64) {
     let factor = 1.0 / (seconds_per_byte * link.engine_bytes_per_second);
     for rate in rates(link) {
@@ -206,10 +209,9 @@ fn scale_rates(link: &mut Link, seconds_per_byte: f64) {
     }
 }
 
-/// Fits the line `seconds = α + β · bytes` by least squares of relative errors; `None` with fewer
-/// than two different sizes.
+/// Fits the line `seconds = α + β · bytes` to `points` by least squares of relative errors.
 ///
-/// Returns α and β.
+/// Returns α and β, or `None` with fewer than two different sizes.
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     // The sums of the weights, and of the weighted values and products.
     let mut w = 0.0;
@@ -237,7 +239,7 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     Some(((wy - beta * wx) / w, beta))
 }
 
-/// Returns the cache points to fit, all with a factor of 1.
+/// Returns the memory sizes at which cache effects are fitted, each with an initial factor of 1.
 ///
 /// They cover the memory sizes of the samples.
 fn cache_points(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<CacheFactor> {
@@ -323,7 +325,8 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
     parameters
 }
 
-/// Returns the sum of the squared relative errors, in which outliers count linearly.
+/// Returns the sum of the squared relative errors of all predictions, in which outliers count
+/// linearly.
 fn loss(links: &Links, topology: &Topology, samples: &[Sample]) -> Result<f64, Error> {
     let errors = relative_errors(links, topology, samples)?;
     let each = errors.iter().map(|error| match error.abs() {

@@ -1,5 +1,5 @@
-//! Plans collectives: computes what each rank copies, proves that this reaches the goal, and
-//! predicts the time that it takes.
+//! Computes the steps of each rank in a collective, proves that they are correct, and predicts
+//! their time.
 //!
 //! A [`Collective`](collective::Collective) states a goal. A [schedule] turns it into one
 //! [plan](plan::Plan) for each rank, and the [verifier](verify) proves the plans. Nothing here

@@ -17,7 +17,7 @@ use crate::error::{Error, quoted};
 /// The limit keeps a typing error from exhausting the memory.
 const RANKS_MAX: usize = 1 << 20;
 
-/// The assignment of every rank to a node.
+/// Assigns every rank to a node.
 ///
 /// Nodes are numbered from 0 without gaps, and each has at least one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +36,7 @@ impl Topology {
         Self::of_nodes(&vec![0; ranks])
     }
 
-    /// Creates a topology with rank r on node `node_of_rank[r]`.
+    /// Creates a topology in which rank r belongs to node `node_of_rank[r]`.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank, or a node below the
@@ -86,7 +86,7 @@ impl Topology {
         Self::of_nodes(&Rank::all(nodes * ranks_per_node).map(node).collect::<Vec<_>>())
     }
 
-    /// Creates a topology from one list of ranks for each node.
+    /// Creates a topology in which node n has the ranks `members[n]`.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a rank is listed twice or left out, or a
@@ -190,7 +190,7 @@ fn check_ranks(field: &str, ranks: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that the nodes are numbered from 0, and that each has a rank.
+/// Checks that every node number from 0 to the largest has a rank.
 fn check_no_gap(node_of_rank: &[u32]) -> Result<(), Error> {
     let mut nodes = node_of_rank.to_vec();
     nodes.sort_unstable();
@@ -237,7 +237,7 @@ impl Topology {
 impl FromStr for Topology {
     type Err = Error;
 
-    /// Reads a topology in the notation of [`notation`](Self::notation).
+    /// Parses a topology such as `2x4`, in the notation that [`notation`](Self::notation) returns.
     ///
     /// A single number is the number of ranks on one node.
     fn from_str(text: &str) -> Result<Self, Error> {
@@ -285,13 +285,13 @@ fn invalid_text(text: &str, why: &str) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-/// Reads a number in the topology `text`.
+/// Parses `part`, which is a number in the topology `text`.
 fn parse_number(text: &str, part: &str) -> Result<usize, Error> {
     let number = part.trim().parse();
     number.map_err(|_| invalid_text(text, &format!("{} is not a number", quoted(part))))
 }
 
-/// Checks the number of ranks of the topology `text`.
+/// Checks that the topology `text` has at least one rank and at most [`RANKS_MAX`] ranks.
 fn check_text_ranks(text: &str, ranks: usize) -> Result<(), Error> {
     match ranks {
         0 => Err(invalid_text(text, "the number of ranks is 0")),

@@ -8,24 +8,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{LaneId, Step, Tier};
 
-/// The recorded times of all steps of one operation on one rank. They are grouped by start of the
+/// Records when each step of one operation began and ended on one rank, grouped by start of the
 /// operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
     /// The rank that was traced.
     pub rank: u32,
-    /// The sequences of steps of this rank, each with its engine.
+    /// The lanes of the rank's plan, each with the engine that executed its steps.
     pub lanes: Vec<TracedLane>,
-    /// The recorded runs of the operation, in order.
+    /// The recorded starts (executions) of the operation, in order.
     pub starts: Vec<TracedStart>,
     /// Whether later steps are missing because the trace reached its maximum size.
     pub is_cut: bool,
 }
 
-/// The engine that executed one sequence of steps.
+/// Describes the engine that executed the steps of one lane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedLane {
-    /// The number of the sequence of steps in the plan.
+    /// The number of the lane in the plan.
     pub lane: LaneId,
     /// Whether the engine copies inside a node or over the network.
     pub tier: Tier,
@@ -33,24 +33,27 @@ pub struct TracedLane {
     pub backend: String,
 }
 
-/// One run of the operation, with its timed steps.
+/// Records one start (execution) of the operation, with the times of its steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStart {
-    /// The number of the run, counted from 1.
+    /// The number of the start, counted from 1.
     pub epoch: u64,
-    /// The time at which the run began, in nanoseconds since 1970, which relates traces of several
-    /// ranks.
+    /// The time at which the start began, in nanoseconds since 1970.
+    ///
+    /// It relates the traces of several ranks.
     pub unix_ns: u64,
-    /// The timed copies, signals and waits of all lanes, lane by lane.
+    /// The executed steps of all lanes with their times, lane by lane.
     pub steps: Vec<TracedStep>,
 }
 
-/// One copy, signal or wait, with times in nanoseconds after the operation began.
+/// Records one executed step, with times in nanoseconds after the start began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStep {
-    /// The number of the sequence of steps that contains the step.
+    /// The number of the lane that contains the step.
     pub lane: LaneId,
-    /// The step of the plan that was executed. A copy in several pieces has several traced steps.
+    /// The step of the plan that was executed.
+    ///
+    /// A copy in several pieces has several traced steps.
     pub step: Step,
     /// The number of bytes that the step copies; 0 for a signal or a wait.
     pub bytes: u64,
@@ -60,7 +63,6 @@ pub struct TracedStep {
     ///
     /// The step had been submitted, and all steps before it in its lane had ended.
     pub begin_ns: u64,
-    /// The time at which the step was seen to be complete; `None` if the step was not seen to be
-    /// complete.
+    /// The time at which the rank observed that the step was complete; `None` if the rank did not.
     pub end_ns: Option<u64>,
 }

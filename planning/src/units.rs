@@ -1,4 +1,4 @@
-//! Formats times, sizes and rates with three digits.
+//! Formats times, sizes and rates as text with three digits and a unit.
 
 /// Formats a time in picoseconds as a text such as `2.08 ms`.
 pub(crate) fn time(picoseconds: u64) -> String {
@@ -15,7 +15,8 @@ pub(crate) fn rate(bytes_per_second: f64) -> String {
     scaled(bytes_per_second, 1e3, &["B/s", "KB/s", "MB/s", "GB/s", "TB/s", "PB/s"])
 }
 
-/// Divides a value by `step` until it fits a unit, and formats it with three digits.
+/// Formats `value` with three digits and a unit; each of `units` is `step` times the unit before
+/// it.
 fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     // A value from 999.5 on would be rounded to 1000, so it gets the next unit.
     let mut unit = 0;

@@ -6,7 +6,8 @@ use super::{Layout, Lengths, invalid};
 use crate::collective::Collective;
 use crate::error::Error;
 
-/// The lengths in bytes of the blocks that ranks send and receive in a collective operation.
+/// Specifies the lengths in bytes of the blocks that ranks send and receive in a collective
+/// operation.
 ///
 /// The length of a rank that provides no block, such as a rank other than the root of a broadcast,
 /// is ignored.
@@ -17,15 +18,17 @@ pub enum BlockBytes {
     /// It is the length of the block that the rank provides or, in a scatter, receives. In an
     /// all-to-all all lengths are equal.
     ByRank(Lengths),
-    /// Several tensors, each with one length for each rank. A block consists of the pieces of one
-    /// rank.
+    /// One piece length for each tensor and rank.
+    ///
+    /// A block consists of the pieces of one rank.
     ByTensor(Vec<Lengths>),
-    /// One block length for each pair of ranks, for an all-to-all. They are ordered by provider and
-    /// then by receiver.
+    /// One block length for each pair of ranks, for an all-to-all.
+    ///
+    /// The lengths are ordered by provider and then by receiver.
     ByPair(Vec<Lengths>),
 }
 
-/// The block lengths of a layout, in the form that its collective needs.
+/// Stores the block lengths of a layout in the form that its collective needs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sizes {
     /// One length for each rank that provides a block; the block is the same in all outputs.
@@ -33,16 +36,18 @@ pub(super) enum Sizes {
     /// A block has a piece of each tensor. `tensor_offsets` are the offsets of the tensors in an
     /// output.
     Provided { tensors: Box<[Lengths]>, tensor_offsets: Box<[u64]>, blocks: Lengths },
-    /// One length for each rank, which all blocks that the rank receives have.
+    /// One length for each receiving rank, which is that of every block that the rank receives.
     Received(Lengths),
-    /// One length for each pair of ranks: `rows` by provider and `columns` by receiver.
+    /// One length for each pair of ranks, in `rows` by provider and in `columns` by receiver.
     ///
     /// `now` replaces the lengths of one rank in the current start.
     Pairs { rows: Box<[Lengths]>, columns: Box<[Lengths]>, now: Option<PairsNow> },
 }
 
-/// The lengths of the blocks of one rank in a start whose blocks are shorter than those of the
-/// layout.
+/// Stores the lengths of the blocks that `rank` sends and receives in the current start of an
+/// operation.
+///
+/// They can be shorter than those of the layout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PairsNow {
     rank: Rank,
@@ -50,7 +55,7 @@ pub(super) struct PairsNow {
     receive: Box<[u64]>,
 }
 
-/// The block lengths of one start, in bytes.
+/// Specifies the block lengths in bytes for one start of a resizable operation.
 #[derive(Clone, Copy)]
 #[doc(hidden)]
 #[expect(missing_debug_implementations, reason = "it holds functions")]
@@ -66,7 +71,7 @@ pub enum StartBytes<'a> {
 }
 
 impl BlockBytes {
-    /// Creates blocks with one length for each rank.
+    /// Creates block lengths from one number of bytes for each rank.
     ///
     /// # Errors
     /// As [`Lengths::by_rank`].
@@ -76,8 +81,8 @@ impl BlockBytes {
 }
 
 impl Sizes {
-    /// Checks that `collective` can have these blocks, and brings their lengths into the form that
-    /// it needs.
+    /// Converts `blocks` to the form that `collective` needs, or fails if the collective cannot
+    /// have such blocks.
     pub(super) fn new(collective: Collective, blocks: BlockBytes) -> Result<Self, Error> {
         match blocks {
             BlockBytes::ByPair(rows) if collective.has_block_per_pair() => {
@@ -92,7 +97,8 @@ impl Sizes {
         }
     }
 
-    /// Creates the sizes of blocks that have one length for each rank, or for each tensor and rank.
+    /// Converts `tensors`, which have one length for each rank, to the form that `collective`
+    /// needs.
     fn of_lengths(collective: Collective, tensors: Vec<Lengths>) -> Result<Self, Error> {
         if collective.has_equal_outputs() {
             // A rank without a block may have a length, which would move the blocks after it.
@@ -171,12 +177,12 @@ impl Layout {
         self.chunks
     }
 
-    /// Returns the length of the largest input or output of a rank in bytes.
+    /// Returns the length in bytes of the longest input or output of any rank.
     pub fn total_bytes(&self) -> u64 {
         self.input_bytes_max().max(self.output_bytes_max())
     }
 
-    /// Returns the length of the largest input of a rank in bytes.
+    /// Returns the length in bytes of the longest input of any rank.
     pub fn input_bytes_max(&self) -> u64 {
         match &self.blocks {
             Sizes::Provided { blocks, .. } if self.collective.is_reduction() => blocks.total(),
@@ -187,7 +193,7 @@ impl Layout {
         }
     }
 
-    /// Returns the length of the largest output of a rank in bytes.
+    /// Returns the length in bytes of the longest output of any rank.
     pub fn output_bytes_max(&self) -> u64 {
         match &self.blocks {
             Sizes::Provided { blocks, .. } => blocks.total(),
@@ -196,14 +202,15 @@ impl Layout {
         }
     }
 
-    /// Returns the length of the largest inbox of a rank in bytes.
+    /// Returns the length in bytes of the largest inbox, which holds the contributions to a rank's
+    /// block.
     #[doc(hidden)]
     pub fn inbox_bytes_max(&self) -> u64 {
         Rank::all(self.ranks()).map(|rank| self.inbox_bytes(rank)).max().unwrap_or(0)
     }
 
-    /// Returns the length of the block from `provider` in the output of `receiver`; 0 if there is
-    /// none.
+    /// Returns the length in bytes of the block from `provider` in the output of `receiver`; 0 if
+    /// there is none.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -220,7 +227,7 @@ impl Layout {
         }
     }
 
-    /// Returns the number of bytes of one tensor in the block from `provider` to `receiver`.
+    /// Returns the number of bytes of `tensor` in the block from `provider` to `receiver`.
     ///
     /// # Panics
     /// If there is no such tensor or rank.
@@ -233,7 +240,7 @@ impl Layout {
         }
     }
 
-    /// Returns the number of bytes of one tensor in the input of `rank`.
+    /// Returns the number of bytes of `tensor` in the input of `rank`.
     ///
     /// # Panics
     /// If there is no such tensor or rank.
@@ -246,7 +253,9 @@ impl Layout {
         }
     }
 
-    /// Returns the length of the input of `rank`, which is one block or a block for every rank.
+    /// Returns the length of the input of `rank` in bytes; 0 if the rank provides no block.
+    ///
+    /// An input is one block, or has a block for every rank.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -261,8 +270,9 @@ impl Layout {
         }
     }
 
-    /// Returns the length of the output of `rank`, which holds a block from every rank that
-    /// provides one.
+    /// Returns the length of the output of `rank` in bytes; 0 if the rank receives no block.
+    ///
+    /// An output holds a block from every rank that provides one.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -275,7 +285,7 @@ impl Layout {
         }
     }
 
-    /// Returns one average block length for each rank, as the cost model needs it.
+    /// Returns an average block length in bytes for each rank, for use in the cost model.
     ///
     /// In an all-to-all with different blocks, it is the average of the blocks that the rank sends
     /// or of those that it receives, whichever is larger.
@@ -308,7 +318,7 @@ impl Layout {
         }
     }
 
-    /// Returns the length of a whole tensor in the output of `rank`, in bytes.
+    /// Returns the length of the whole `tensor` in the output of `rank`, in bytes.
     ///
     /// # Panics
     /// If there is no such tensor or rank.
@@ -321,7 +331,7 @@ impl Layout {
         }
     }
 
-    /// Sets the block lengths of one start.
+    /// Replaces the block lengths by those of one start of a resizable operation.
     ///
     /// Blocks follow each other without gaps. But if each pair of ranks has a length, the blocks
     /// stay where they are.
@@ -405,7 +415,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Returns the block length of each rank, or `None` if each pair of ranks has a length.
+    /// Returns the block length of each rank, or `None` if each pair of ranks has its own length.
     #[doc(hidden)]
     pub fn lengths(&self) -> Option<&Lengths> {
         match &self.blocks {
@@ -414,8 +424,10 @@ impl Layout {
         }
     }
 
-    /// Returns the first block length that is above that of `other`: a description of the block,
-    /// its bytes, and those of `other`.
+    /// Finds the first block that is longer than in `other`, and returns its description and its
+    /// two lengths.
+    ///
+    /// The first length is that in this layout. Returns `None` if no block is longer.
     ///
     /// The layouts differ only in lengths.
     #[doc(hidden)]
@@ -455,8 +467,9 @@ impl Layout {
         }
     }
 
-    /// Returns the number of ranks before `rank` that provide a block of an output, or of all such
-    /// ranks if `rank` is `None`.
+    /// Returns how many ranks before `rank` provide a block of an output.
+    ///
+    /// If `rank` is `None`, all ranks that provide one are counted.
     fn providers_before(&self, rank: Option<Rank>) -> u64 {
         if self.collective == Collective::ReduceScatter {
             // The output has no block but that of its rank.
@@ -483,7 +496,7 @@ impl Layout {
         }
     }
 
-    /// Returns the offset of the block of `provider` in a tensor of the output of `receiver`.
+    /// Returns the offset of the data from `provider` within `tensor` in the output of `receiver`.
     ///
     /// A rank that provides no block takes no bytes of the output.
     pub(super) fn output_offset(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {

@@ -5,12 +5,12 @@ use peerlane_hal::Rank;
 use crate::collective::Collective;
 use crate::plan::{Cell, Flag, LaneId};
 
-/// The number of 64-bit words of a flag, which fill one cache line.
+/// The number of 64-bit words that each flag occupies, which fill one cache line.
 ///
 /// Writers of different flags then do not disturb each other.
 pub const FLAG_WORDS: u64 = 8;
 
-/// Computes the memory word of each flag of one rank.
+/// Assigns a word of one rank's flag memory to each flag that the rank waits for.
 ///
 /// Peers signal by these flags that data has arrived or may be written. The number of a flag does
 /// not depend on the reader's number of lanes, so a writer need not know it. Sums saturate at a
@@ -20,12 +20,13 @@ pub struct FlagLayout {
     ranks: u64,
     chunks: u64,
     lanes: u64,
-    /// Whether contributions have flags as well as arrivals.
+    /// Whether there is also a flag for each contribution to a reduction.
     contributions: bool,
 }
 
 impl FlagLayout {
-    /// Creates the layout of the flags of a rank, from the sizes of its plan.
+    /// Creates the layout of one rank's flags for a plan with this number of ranks, chunks and
+    /// lanes.
     pub fn new(ranks: usize, chunks: u32, lanes: usize) -> Self {
         Self {
             ranks: ranks as u64,
@@ -35,13 +36,13 @@ impl FlagLayout {
         }
     }
 
-    /// Adds flags for contributions if `collective` is a reduction.
+    /// Adds flags for the contributions of all ranks if `collective` is a reduction.
     #[must_use]
     pub fn for_collective(self, collective: Collective) -> Self {
         Self { contributions: collective.is_reduction(), ..self }
     }
 
-    /// Returns the smallest layout that has room for the flags of both layouts.
+    /// Returns the smallest layout that has room for the flags of `self` and of `other`.
     #[doc(hidden)]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -52,7 +53,8 @@ impl FlagLayout {
         }
     }
 
-    /// Returns the index of a flag's 64-bit word in the memory of the rank that waits for it.
+    /// Returns the index of the 64-bit word of `flag` in the flag memory of the rank that waits for
+    /// it.
     ///
     /// The flag must belong to a verified plan of these sizes; otherwise the word has no meaning.
     pub fn word(&self, flag: Flag) -> u64 {
@@ -88,7 +90,7 @@ impl FlagLayout {
         self.first_line(self.lanes).saturating_mul(FLAG_WORDS)
     }
 
-    /// Returns the number of cache lines that the flags of all lanes before `lane` take.
+    /// Returns the number of cache lines that the flags of all lanes before `lane` occupy.
     fn first_line(&self, lane: u64) -> u64 {
         let flags_per_cell = 1 + u64::from(self.contributions);
         let cell_lines_per_rank = self.chunks.saturating_mul(flags_per_cell);
@@ -100,7 +102,7 @@ impl FlagLayout {
     }
 }
 
-/// Returns the lane that waits for a flag.
+/// Returns the lane in which a rank waits for `flag`.
 #[doc(hidden)]
 pub fn reader(flag: Flag) -> LaneId {
     match flag {
@@ -109,7 +111,7 @@ pub fn reader(flag: Flag) -> LaneId {
     }
 }
 
-/// Returns the lane that a flag contains.
+/// Returns the lane number that is stored in `flag`.
 ///
 /// A [`Flag::Sent`] contains the lane that signals it, and every other flag the lane that waits.
 fn named_lane(flag: Flag) -> LaneId {

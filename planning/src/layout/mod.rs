@@ -1,4 +1,5 @@
-//! Computes the byte range of each chunk of a block, and the memory word of each flag.
+//! Computes the byte ranges of blocks and chunks in the buffers of ranks, and the memory words of
+//! flags.
 //!
 //! Every rank contributes a block: one piece for each of one or several tensors, one after another.
 //! Chunks divide the whole block, so a plan does not depend on tensors. A cell is a range of bytes
@@ -44,7 +45,8 @@ pub use pieces::{
 /// If the block is aligned to a cache line, no two chunks share a cache line.
 pub const CHUNK_ALIGN_BYTES: u64 = 64;
 
-/// The byte ranges of all blocks and their chunks in a collective operation.
+/// Stores the block lengths and buffer positions of a collective, and computes the byte range of
+/// each chunk.
 ///
 /// Blocks may have different lengths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -60,48 +62,49 @@ pub struct Layout {
     columns: Option<Columns>,
 }
 
-/// Describes the sides of an operation that are matrices in row-major order.
+/// Selects whether inputs and outputs are row-major matrices, in which each block is a range of
+/// columns.
 ///
-/// In a matrix, a block is a range of columns. On a side that is no matrix, a block consists of all
-/// its rows, one after another.
+/// In an input or output that is no matrix, a block consists of all its rows, one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Columns {
     /// The number of rows of each block, at least 1.
     pub rows: u64,
-    /// Whether the input is such a matrix.
+    /// Whether the input of each rank is a row-major matrix.
     pub input: bool,
-    /// Whether the output is such a matrix.
+    /// Whether the output of each rank is a row-major matrix.
     pub output: bool,
 }
 
-/// The byte range of one chunk in the input and in the output, if neither has gaps.
+/// Stores the position of one chunk in a contiguous input and in a contiguous output.
 ///
 /// Every rank then has [`Placement::CONTIGUOUS`], and there is one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CellSpan {
-    /// The offset from the beginning of the provider's input, in bytes.
+    /// The byte offset of the chunk in the input of the rank that provides the chunk.
     pub input_offset: u64,
-    /// The offset from the beginning of the output, in bytes.
+    /// The byte offset of the chunk in the output.
     pub output_offset: u64,
     /// The length of the chunk in bytes; 0 if the block is too short to fill every chunk.
     pub bytes: u64,
 }
 
-/// One or several rows of bytes that are copied from one buffer to another.
+/// Describes a copy of one or several rows of bytes from one buffer to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The position of the first byte in the buffer that is read.
     pub src: BufferPosition,
     /// The position of the first byte in the buffer that is written.
     pub dst: BufferPosition,
-    /// The number of bytes of a row; never 0.
+    /// The number of bytes in each row; never 0.
     pub bytes: u64,
-    /// The number of rows, and the distances between them.
+    /// The number of rows, and the distances between their beginnings in the source and in the
+    /// destination.
     pub rows: Rows,
 }
 
 impl Layout {
-    /// Creates a contiguous layout with one block length for each rank.
+    /// Creates the layout of contiguous inputs and outputs, with one block length for each rank.
     ///
     /// It is otherwise like [`of_blocks`](Self::of_blocks).
     ///
@@ -135,7 +138,7 @@ impl Layout {
         Ok(Self { collective, blocks, chunks, placements, is_input_shared: false, columns: None })
     }
 
-    /// Makes the input of each rank a single block, which it contributes to every output of a
+    /// Makes the input of each rank a single block, which the rank contributes to every output of a
     /// reduce-scatter.
     ///
     /// Every output then is the sum of the inputs.
@@ -145,7 +148,7 @@ impl Layout {
         self
     }
 
-    /// Makes the input or the output of every rank a matrix.
+    /// Makes the inputs or outputs of all ranks row-major matrices, as `columns` specifies.
     ///
     /// There is one tensor, and inputs and outputs are contiguous.
     ///
@@ -181,7 +184,7 @@ impl Layout {
         self.columns.is_some_and(|columns| columns.output)
     }
 
-    /// Replaces the buffer positions of the ranks' inputs and outputs.
+    /// Replaces the buffer positions of all inputs and outputs by `placements`, one for each rank.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is not one placement for each rank,
@@ -215,7 +218,8 @@ impl Layout {
         Ok(self)
     }
 
-    /// Sets where the contiguous inputs and outputs of all ranks begin in their buffers, in bytes.
+    /// Sets the byte offsets at which the contiguous inputs and outputs of all ranks begin in their
+    /// buffers.
     ///
     /// Ranks whose blocks have positions of their own keep them.
     #[doc(hidden)]
@@ -239,7 +243,10 @@ impl Layout {
         self.chunks = chunks;
     }
 
-    /// Returns where the contiguous input and output of `rank` begin in their buffers, in bytes.
+    /// Returns the byte offsets at which the contiguous input and output of `rank` begin in their
+    /// buffers.
+    ///
+    /// The offset is 0 for an input or output that is not contiguous.
     #[doc(hidden)]
     pub fn offsets(&self, rank: Rank) -> [u64; 2] {
         let Placement { input, output } = self.placement(rank);
@@ -257,7 +264,7 @@ impl Layout {
         [input, output]
     }
 
-    /// Returns the positions of the input and output of `rank`.
+    /// Returns the positions of the input and output of `rank` in its buffers.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -266,8 +273,10 @@ impl Layout {
         self.placements.get(rank.index()).unwrap_or(&self.placements[0])
     }
 
-    /// Returns the byte range of a chunk in the input and in the output of `receiver`. Neither may
-    /// have gaps.
+    /// Returns the byte range of the chunk `cell` in its provider's input and in the output of
+    /// `receiver`.
+    ///
+    /// The input and the output may not have gaps.
     ///
     /// The cells of a block follow each other without gaps, in chunk order. Their lengths differ by
     /// at most [`CHUNK_ALIGN_BYTES`], except that the last one may be shorter by as much again.
@@ -286,7 +295,8 @@ impl Layout {
         CellSpan { input_offset, output_offset: before + start, bytes: end - start }
     }
 
-    /// Returns the byte range of a contribution to the block that `receiver` reduces.
+    /// Returns the byte range of one rank's contribution to a chunk of the block that `receiver`
+    /// reduces.
     ///
     /// It is a range of the input of the rank that contributes, `cell.block`, and of the inbox of
     /// `receiver` instead of its output.
@@ -302,9 +312,11 @@ impl Layout {
         CellSpan { input_offset, output_offset: inbox_offset + start, bytes: end - start }
     }
 
-    /// Returns the bytes of the inbox of `rank`; 0 if the rank reduces no block.
+    /// Returns the length in bytes of the memory for the contributions to the block that `rank`
+    /// reduces.
     ///
-    /// An inbox has a place for the contribution of each rank to the block that `rank` reduces.
+    /// This memory is the inbox of `rank`, which has a place for the contribution of each rank. The
+    /// length is 0 if `rank` reduces no block.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -315,15 +327,18 @@ impl Layout {
         }
     }
 
-    /// Returns the distance between the places of two contributions in the inbox of `rank`.
+    /// Returns the distance in bytes between the contributions of consecutive ranks in the inbox of
+    /// `rank`.
     ///
     /// It is aligned, so no two contributions share a cache line.
     fn inbox_stride(&self, rank: Rank) -> u64 {
         self.block_bytes(rank, rank).next_multiple_of(CHUNK_ALIGN_BYTES)
     }
 
-    /// Returns the rows that copy a chunk from rank `owner` to the output of rank `into`. A chunk
-    /// of no bytes has none.
+    /// Returns the spans that copy the chunk `cell` from a buffer of rank `owner` to the output of
+    /// rank `into`.
+    ///
+    /// A chunk of no bytes has none.
     ///
     /// # Panics
     /// If there is no such chunk or rank, or `from` is the input of a rank that does not provide
@@ -356,8 +371,10 @@ impl Layout {
         of_columns.into_iter().flatten().flatten().chain(pieces)
     }
 
-    /// Returns the span that copies a range of bytes of a block, all of which are in its piece for
-    /// `tensor`; `None` if the range is empty.
+    /// Returns the span that copies the range `bytes` of a block, which is within the block's piece
+    /// of `tensor`.
+    ///
+    /// Returns `None` if the range is empty.
     ///
     /// The piece begins at the byte `piece_start` of the block.
     fn span_of_piece(
@@ -395,8 +412,9 @@ impl Layout {
         })
     }
 
-    /// Returns the spans of a chunk of a matrix: the rest of a first row, whole rows, and the
-    /// beginning of a last row.
+    /// Returns the spans that copy the bytes from `start` to `end` of a block of a matrix.
+    ///
+    /// They are the rest of a first row, whole rows, and the beginning of a last row.
     fn spans_of_columns(
         &self,
         columns: Columns,
@@ -455,7 +473,8 @@ impl Layout {
         ]
     }
 
-    /// Returns the buffer position of the data that `rank` contributes to a tensor.
+    /// Returns the position of the data that `rank` contributes to `tensor`, in the buffers that
+    /// `from` selects.
     ///
     /// # Panics
     /// If there is no such rank or tensor.
@@ -474,8 +493,9 @@ impl Layout {
         }
     }
 
-    /// Returns the position of a tensor in the input of `rank`, in which `before` bytes of other
-    /// tensors precede it.
+    /// Returns the position of `tensor` in the input buffers of `rank`.
+    ///
+    /// In a contiguous input, `before` bytes of other tensors precede the tensor.
     fn input_position(&self, rank: Rank, tensor: usize, before: u64) -> BufferPosition {
         match &self.placement(rank).input {
             InputPlacement::Contiguous(position) => {
@@ -485,8 +505,8 @@ impl Layout {
         }
     }
 
-    /// Returns the position in the output of `rank` where the data of `provider` for a tensor is
-    /// written.
+    /// Returns the position at which the output of `rank` holds the piece of `tensor` from
+    /// `provider`.
     ///
     /// # Panics
     /// If there is no such rank or tensor.
@@ -512,15 +532,17 @@ impl Layout {
         BufferPosition { offset, ..position }
     }
 
-    /// Returns the byte range of a chunk in its block for `receiver`.
+    /// Returns the byte range of the chunk `cell` within its block, whose length can depend on
+    /// `receiver`.
     fn range(&self, cell: Cell, receiver: Rank) -> Range<u64> {
         assert!(cell.chunk < self.chunks, "cell {cell} is not one of {} chunks", self.chunks);
         let bytes = self.block_bytes(cell.block, receiver);
         self.chunk_offset(bytes, cell.chunk)..self.chunk_offset(bytes, cell.chunk + 1)
     }
 
-    /// Returns the number of bytes before a chunk of a block; for the number of chunks, the length
-    /// of the block.
+    /// Returns the byte offset of chunk `chunk` in a block of `block_bytes` bytes.
+    ///
+    /// If `chunk` is the number of chunks, the offset is the length of the block.
     fn chunk_offset(&self, block_bytes: u64, chunk: u32) -> u64 {
         // The last unit can be shorter than the others, so the end of a block is not a multiple of
         // them.

@@ -1,4 +1,5 @@
-//! Computes where each rank's part of a tensor is in the input and output buffers.
+//! Defines the lengths of the pieces that ranks contribute to tensors, and their positions in
+//! buffers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Layout;
 use crate::error::Error;
 
-/// The number of bytes that each rank contributes to one tensor.
+/// Stores the number of bytes that each rank contributes to one tensor.
 ///
 /// Equal lengths take no memory per rank.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -21,7 +22,7 @@ enum Kind {
         ranks: u32,
         bytes: u64,
     },
-    /// The offset of each rank's part, followed by the end of the last part.
+    /// The offset of each rank's piece in the tensor, followed by the length of the tensor.
     Uneven(Box<[u64]>),
 }
 
@@ -87,7 +88,7 @@ impl Lengths {
         }
     }
 
-    /// Returns the length of each rank's part if all are equal.
+    /// Returns the length of every rank's piece, or `None` if the lengths may differ.
     pub fn uniform(&self) -> Option<u64> {
         match self.0 {
             Kind::Equal { bytes, .. } => Some(bytes),
@@ -137,7 +138,7 @@ impl Lengths {
         self.uniform().or_else(|| self.iter().max()).unwrap_or(0)
     }
 
-    /// Sets the length of every rank's part to the same number of bytes.
+    /// Sets the length of every rank's piece to `bytes`.
     pub(super) fn set_equal(&mut self, bytes: u64) {
         match &mut self.0 {
             Kind::Equal { bytes: old, .. } => *old = bytes,
@@ -145,8 +146,9 @@ impl Lengths {
         }
     }
 
-    /// Sets the length of each rank's part. Allocates only if the lengths were equal before and are
-    /// not any more.
+    /// Sets the length of each rank's piece to the number of bytes that `bytes_of` returns.
+    ///
+    /// Allocates only if the lengths were equal before and are not any more.
     pub(super) fn set(&mut self, bytes_of: impl Fn(Rank) -> u64) {
         let ranks = self.ranks();
         let first = bytes_of(Rank(0));
@@ -166,7 +168,7 @@ impl Lengths {
         }
     }
 
-    /// Sets the lengths of the ranks that `keeps` refuses to 0.
+    /// Returns these lengths, with 0 bytes for every rank that `keeps` rejects.
     pub(super) fn only(self, keeps: impl Fn(Rank) -> bool) -> Result<Self, Error> {
         if Rank::all(self.ranks()).all(&keeps) {
             return Ok(self);
@@ -181,7 +183,7 @@ impl Lengths {
         Rank::all(self.ranks()).map(|rank| self.bytes(rank))
     }
 
-    /// Adds the lengths of several tensors with the same ranks.
+    /// Returns the number of bytes that each rank contributes to all `tensors` together.
     pub(super) fn sum(tensors: &[Self]) -> Result<Self, Error> {
         let [first, others @ ..] = tensors else {
             return Err(invalid("tensors is 0, expected at least 1".to_owned()));
@@ -230,10 +232,10 @@ impl fmt::Debug for Lengths {
     }
 }
 
-/// The exclusive upper bound of the numbers by which an operation identifies its buffers.
+/// The exclusive upper bound of the buffer numbers of an operation.
 pub const BUFFERS_MAX: u32 = 1 << 20;
 
-/// A byte position in one of a rank's buffers.
+/// Identifies a byte in one of a rank's input or output buffers, by buffer number and offset.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -244,7 +246,7 @@ pub struct BufferPosition {
     pub offset: u64,
 }
 
-/// The position of each tensor in the input buffers of a rank.
+/// Stores the position of each tensor in the input buffers of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum InputPlacement {
     /// All tensors follow each other without gaps from this position in one input buffer.
@@ -253,27 +255,30 @@ pub enum InputPlacement {
     ByTensor(Vec<BufferPosition>),
 }
 
-/// The positions of the tensors or blocks in the output buffers of a rank.
+/// Stores the positions of the tensors or blocks in the output buffers of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputPlacement {
-    /// All tensors follow each other without gaps from this position in one output buffer. Each has
-    /// its pieces in rank order.
+    /// All tensors follow each other without gaps from this position in one output buffer.
+    ///
+    /// Each has its pieces in rank order.
     Contiguous(BufferPosition),
     /// Each tensor has a position of its own in the output buffers.
     ByTensor(Vec<BufferPosition>),
-    /// Each block has a position of its own in the output buffers. There is only one tensor.
+    /// Each block has a position of its own in the output buffers.
+    ///
+    /// There is only one tensor.
     ByBlock(Vec<BufferPosition>),
 }
 
-/// The positions of a rank's input and output in numbered buffers.
+/// Stores the positions of a rank's input and output in its numbered buffers.
 ///
 /// Ranks may have different placements, so a rank that writes to a peer needs the peer's. Ranks
 /// exchange them when they prepare an operation, and check those of peers like those of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Placement {
-    /// The positions of the input in its buffers; unused for an operation in place.
+    /// The positions of the rank's input in the input buffers; unused for an operation in place.
     pub input: InputPlacement,
-    /// The positions of the blocks in the output buffers.
+    /// The positions of the rank's tensors or blocks in the output buffers.
     pub output: OutputPlacement,
 }
 
@@ -284,7 +289,8 @@ impl Placement {
         output: OutputPlacement::Contiguous(BufferPosition { buffer: 0, offset: 0 }),
     };
 
-    /// Checks that the placement has enough positions, and that no outputs of `rank` overlap.
+    /// Checks that the number and the values of the positions are valid, and that outputs of `rank`
+    /// do not overlap.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument): a wrong number of positions, a buffer
@@ -397,18 +403,20 @@ impl Placement {
         }
     }
 
-    /// Returns the minimum length of each input buffer in bytes, by buffer number.
+    /// Returns the number of bytes that the input of `rank` needs in each input buffer, by buffer
+    /// number.
     pub fn input_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.inputs(layout, rank))
     }
 
-    /// Returns the minimum length of each output buffer in bytes, by buffer number.
+    /// Returns the number of bytes that the output of `rank` needs in each output buffer, by buffer
+    /// number.
     pub fn output_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.outputs(layout, rank))
     }
 }
 
-/// The range of a buffer that one tensor or block occupies, with its description for errors.
+/// Stores the range of a buffer that one tensor or block occupies, and its description for errors.
 #[derive(Clone, Copy, Debug)]
 struct PlacedRange {
     kind: &'static str,
@@ -422,7 +430,7 @@ impl PlacedRange {
         Self { kind, number, position, bytes }
     }
 
-    /// Returns whether the range shares a byte with `next`, which does not begin before it.
+    /// Returns whether this range shares a byte with `next`, which may not begin before this range.
     fn overlaps(self, next: Self) -> bool {
         let (first, second) = (self.position, next.position);
         first.buffer == second.buffer && second.offset - first.offset < self.bytes
@@ -436,7 +444,8 @@ impl fmt::Display for PlacedRange {
     }
 }
 
-/// Returns the ranges of numbered tensors or blocks with a position and a length each.
+/// Returns the buffer range of each tensor or block, from `positions` and the lengths that `bytes`
+/// returns.
 fn placed(
     kind: &'static str,
     positions: &[BufferPosition],
@@ -449,7 +458,7 @@ fn placed(
     ranges
 }
 
-/// Checks that a placement has the expected number of positions.
+/// Checks that `found`, the number of positions of a placement, equals `expected`.
 fn check_count(what: &str, found: usize, expected: usize, kind: &str) -> Result<(), Error> {
     if found == expected {
         return Ok(());
@@ -459,7 +468,7 @@ fn check_count(what: &str, found: usize, expected: usize, kind: &str) -> Result<
     Err(invalid(text))
 }
 
-/// Returns the end of the last range in each buffer.
+/// Returns the end of the last of `ranges` in each buffer, by buffer number.
 fn buffer_bytes(ranges: Vec<PlacedRange>) -> BTreeMap<u32, u64> {
     let mut lengths = BTreeMap::new();
     for PlacedRange { position, bytes, .. } in ranges {

@@ -1,5 +1,5 @@
-//! Defines the algorithms of collective operations, such as ring and direct, and the order of their
-//! flags.
+//! Defines the algorithms of collectives, such as ring, the orders of their flags, and the fabrics
+//! that they use.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, quoted};
 
-/// The algorithm of a collective operation, which decides how its data moves.
+/// Selects the algorithm of a collective operation, which decides how its data moves between ranks.
 ///
 /// There is one algorithm for each [schedule](crate::schedule).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -24,7 +24,8 @@ pub enum Algorithm {
     Ring,
     /// Two rings in opposite directions, each of which forwards every block half of the way.
     DoubleRing,
-    /// Every block goes to one rank of each other node, which distributes it inside its node.
+    /// Every block is sent to one rank of each other node, and this rank distributes the block
+    /// inside its node.
     Hierarchical,
     /// Every block is forwarded from node to node, and distributed inside each node.
     HierarchicalRing,
@@ -72,20 +73,21 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Returns the names of all algorithms as an enumeration, for errors.
+/// Returns the names of all algorithms as text such as `direct, pull or ring`, for errors.
 pub(super) fn known() -> String {
     let names: Vec<_> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
     let (last, others) = names.split_last().expect("there is an algorithm");
     format!("{} or {last}", others.join(", "))
 }
 
-/// The order in which an engine executes signals, waits and copies.
+/// Selects the order in which an engine executes signals, waits and copies.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum FlagOrder {
-    /// Each copy waits only for its own peer, and is announced to that peer at once.
+    /// Each copy waits only for its own peer, and a signal right after the copy announces it to
+    /// that peer.
     #[default]
     Prompt,
     /// Signals and waits are grouped together instead of placed next to each copy.
@@ -100,10 +102,10 @@ pub enum FlagOrder {
 }
 
 impl FlagOrder {
-    /// All values of the enum, which are the two orders of signals, waits and copies.
+    /// All orders of signals, waits and copies.
     pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched];
 
-    /// Returns the name of the order of flags, such as `prompt`.
+    /// Returns the name of the flag order, such as `prompt`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",
@@ -130,14 +132,15 @@ impl FromStr for FlagOrder {
     }
 }
 
-/// The choice between the fabric inside a node and the network between nodes.
+/// Selects the fabric inside a node or the network between nodes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// The fabric that connects the ranks inside a node. If the group has no other fabric, it
-    /// reaches every rank.
+    /// The fabric that connects the ranks inside a node.
+    ///
+    /// If the group has no other fabric, it reaches every rank.
     #[default]
     Local,
     /// The fabric that connects the ranks of different nodes.
@@ -145,7 +148,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// All values of the enum, which are the local fabric and the network.
+    /// All tiers, which are the local fabric and the network.
     pub const ALL: &'static [Self] = &[Self::Local, Self::Network];
 
     /// Returns the name of the tier, such as `network`.

@@ -33,7 +33,7 @@ pub const LANES_MAX: usize = 64;
 /// The largest number of output buffers that an operation can alternate between.
 pub const OUTPUTS_MAX: u32 = 2;
 
-/// One chunk of the block of one rank, written as `2.0` for chunk 0 of rank 2.
+/// Identifies one chunk of one rank's block, written as `2.0` for chunk 0 of rank 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
@@ -44,25 +44,26 @@ pub struct Cell {
     pub chunk: u32,
 }
 
-/// The buffer that a copy reads, either an input or an output.
+/// Selects the buffer that a copy reads, either an input or an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The input of the rank whose memory is read; in place, the input is the rank's own block in
-    /// the output.
+    /// The input of the rank whose memory is read.
+    ///
+    /// In place, the input is the rank's own block in the output.
     Input,
-    /// The output of the rank that is read.
+    /// The output of the rank whose memory is read.
     Output,
 }
 
-/// The number of one sequence of steps in a plan, counted from 0.
+/// Identifies one lane of a plan, which is one engine's ordered steps, by a number from 0.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct LaneId(pub u32);
 
 impl LaneId {
-    /// The lane (a sequence of steps) in which an operation begins and ends for the caller.
+    /// Lane 0, in which an operation begins and ends for its caller.
     pub const HOME: Self = Self(0);
 
     /// Returns the lane's number as an index into [`Plan::lanes`].
@@ -71,21 +72,22 @@ impl LaneId {
     }
 }
 
-/// The identity of a flag, by which one rank signals another that data has arrived or a buffer is
+/// Identifies a flag, which one rank signals to tell another that data has arrived or a buffer is
 /// free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Flag {
-    /// Signals that the output of `from` may be written, or its input read.
+    /// Signals that the waiting rank may write the output of rank `from`, or read the input of that
+    /// rank.
     Ready {
         /// The rank that owns the buffers that may be used.
         #[serde(with = "RankNumber")]
         from: Rank,
-        /// The lane in which the reader waits for the flag.
+        /// The lane that waits for the flag.
         lane: LaneId,
     },
-    /// Signals that `from` has entered an operation, so that its other output may be written in the
-    /// next run.
+    /// Signals that rank `from` has entered a start, so that the next start may write the rank's
+    /// other output.
     ///
     /// Outputs must be used in turn. The flag is signalled in one start and [awaited in the next
     /// one](Self::lag).
@@ -93,50 +95,51 @@ pub enum Flag {
         /// The rank that owns the output.
         #[serde(with = "RankNumber")]
         from: Rank,
-        /// The lane in which the reader waits for the flag.
+        /// The lane that waits for the flag.
         lane: LaneId,
     },
     /// Signals that a chunk of a block has arrived in the output of the waiting rank.
     Arrived {
         /// The chunk of a block that has arrived.
         cell: Cell,
-        /// The lane in which the reader waits for the flag.
+        /// The lane that waits for the flag.
         ///
         /// If two lanes need a cell, each has its own flag.
         lane: LaneId,
     },
-    /// Signals that a contribution has arrived at the waiting rank, which adds it.
+    /// Signals that a contribution to a reduction has arrived in the inbox of the waiting rank.
     Contributed {
-        /// The chunk of the contribution; its block is the rank that contributes.
+        /// The chunk that has arrived; its `block` is the rank that contributes.
         cell: Cell,
-        /// The lane in which the reader waits for the flag.
+        /// The lane that waits for the flag.
         lane: LaneId,
     },
-    /// Signals that `by` has read the input of the waiting rank, which may then reuse it.
+    /// Signals that rank `by` has read the input of the waiting rank, so that this memory may be
+    /// reused.
     Taken {
-        /// The rank that completed its gets.
+        /// The rank whose gets from the input are complete.
         #[serde(with = "RankNumber")]
         by: Rank,
-        /// The lane in which the reader waits for the flag.
+        /// The lane that waits for the flag.
         lane: LaneId,
     },
-    /// Signals to another engine of the same rank that the operation has begun.
+    /// Signals to another lane of the same rank that the operation has begun.
     Go {
-        /// The sequence of steps that may begin.
+        /// The lane that may begin.
         lane: LaneId,
     },
-    /// Signals to lane 0 of the same rank that an engine has completed its copies.
+    /// Signals to lane 0 of the same rank that another lane has completed its copies.
     ///
-    /// Their sources may be reused.
+    /// The sources of these copies may be reused.
     Sent {
-        /// The sequence of steps whose copies are complete.
+        /// The lane whose copies are complete.
         lane: LaneId,
     },
 }
 
 impl Flag {
-    /// Returns the number of runs between the signal of a flag and the wait for it, which is
-    /// 0 or 1.
+    /// Returns the number of starts from the signal of the flag to the wait for it, which is 0 or
+    /// 1.
     pub const fn lag(self) -> u32 {
         match self {
             Self::Free { .. } => 1,
@@ -150,8 +153,8 @@ impl Flag {
     }
 }
 
-/// One step of a plan, which copies a chunk, adds a contribution, signals a flag or waits for a
-/// flag.
+/// Describes one step of a plan, which copies a chunk, adds a contribution, signals a flag or waits
+/// for a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
@@ -169,8 +172,8 @@ pub enum Step {
         /// The buffer from which the chunk is read.
         from: Source,
     },
-    /// Copies a chunk of a block from the memory of `peer`, which may be this rank, into the output
-    /// of this rank.
+    /// Copies a chunk of a block from the memory of `peer`, which may be this rank, into this
+    /// rank's output.
     Get {
         /// The rank whose memory is read.
         #[serde(with = "RankNumber")]
@@ -180,7 +183,8 @@ pub enum Step {
         /// The buffer from which the chunk is read.
         from: Source,
     },
-    /// Adds the contribution of one rank to a chunk of this rank's own block, in its output.
+    /// Adds the contribution of rank `from` to a chunk of this rank's own block in this rank's
+    /// output.
     ///
     /// The first of these steps overwrites the chunk. This rank's own contribution is read from its
     /// input, and others from its inbox. The steps after it in the lane read the result.
@@ -207,26 +211,27 @@ pub enum Step {
 }
 
 impl Step {
-    /// Returns whether the step puts a contribution to a reduction into the inbox of the rank that
-    /// adds it.
+    /// Returns whether the step puts a contribution into the inbox of the rank that reduces the
+    /// block.
     pub fn contributes(&self, collective: Collective) -> bool {
         collective.is_reduction() && matches!(self, Self::Put { from: Source::Input, .. })
     }
 }
 
-/// A sequence of steps that one engine executes in order.
+/// Lists the steps that one engine executes in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lane {
     /// Whether the engine copies inside a node or over the network; equal on all ranks.
     #[serde(default)]
     pub tier: Tier,
-    /// The steps in order, without those by which the sequence begins and ends. These are the entry
-    /// and exit of the lane.
+    /// The steps in order, without the signals and waits by which the lane begins and ends.
+    ///
+    /// [`Plan::closed_lane`] adds these.
     pub steps: Vec<Step>,
 }
 
-/// The copies, signals and waits that one rank executes in a collective operation, as data without
+/// Lists the copies, signals and waits that one rank executes in a collective operation, without
 /// addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -242,23 +247,26 @@ pub struct Plan {
     pub ranks: u32,
     /// The number of chunks of each block, 1 to [`CHUNKS_MAX`].
     pub chunks: u32,
-    /// Whether the operation runs in place, with the rank's own block already in its output.
+    /// Whether the operation runs in place, with the rank's input already in its output.
     pub in_place: bool,
     /// The number of output buffers that the operation alternates between, 1 to [`OUTPUTS_MAX`].
-    /// Each has a set of flags of its own.
+    ///
+    /// Each output has a set of flags of its own.
     ///
     /// With two, a start writes where the start before the last one did, so a rank that has entered
     /// the last start need not signal `ready`.
     pub outputs: u32,
     /// The order of signals, waits and copies in the plan, for information.
     pub flags: FlagOrder,
-    /// The sequences of steps of this rank, of equal number on every rank. A lane without work is
-    /// empty. Lane 0 is [home](LaneId::HOME).
+    /// The lanes of this rank, as many as on every other rank.
+    ///
+    /// A lane without work is empty. Lane 0 is [home](LaneId::HOME).
     pub lanes: Vec<Lane>,
 }
 
 impl Plan {
-    /// Returns the steps of one lane, including those by which the lane begins and ends.
+    /// Returns the steps of `lane`, including the signals and waits by which the lane begins and
+    /// ends.
     ///
     /// A lane that forks from the caller's stream and joins it needs no such steps, and an empty
     /// lane has none. Every other lane that `flagged` returns true for first waits for [`Flag::Go`]

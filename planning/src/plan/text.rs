@@ -63,7 +63,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// One step of a plan, printed as a line of text.
+/// Prints one step as a line in the text of a rank's plan.
 #[derive(Clone, Copy, Debug)]
 pub struct StepOf {
     rank: Rank,
@@ -71,7 +71,7 @@ pub struct StepOf {
 }
 
 impl Step {
-    /// Returns an object that prints the step like a line in the plan of `rank`.
+    /// Returns an object that prints the step as a line in the text of the plan of `rank`.
     pub fn display_for(self, rank: Rank) -> StepOf {
         StepOf { rank, step: self }
     }
@@ -124,7 +124,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The end of a flag's text, which has the number of the reader's lane unless it is lane 0.
+/// Prints the end of a flag's text, which is `for lane 2` if lane 2 waits, and empty for lane 0.
 struct For(LaneId);
 
 impl fmt::Display for For {
@@ -136,7 +136,7 @@ impl fmt::Display for For {
     }
 }
 
-/// The error for an invalid line in the text of a plan.
+/// Reports an invalid line in the text of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid plan, line {line} {}: expected {expected}, found {found}", quoted(.text))]
 pub struct ParseError {
@@ -195,7 +195,7 @@ impl FromStr for Plan {
     }
 }
 
-/// Reads the first line of a plan, which has everything but the lanes.
+/// Parses the first line of a plan's text into a plan without lanes.
 fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
     let collective = line.collective()?;
     let algorithm = line.read(&algorithm::known(), |word| word.parse::<Algorithm>().ok())?;
@@ -246,13 +246,13 @@ fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
     Ok(Plan { collective, algorithm, rank, ranks, chunks, in_place, outputs, flags, lanes })
 }
 
-/// Reads the word `flags` and the order after it.
+/// Parses the word `flags` and the flag order after it, and returns the order.
 fn flag_order(line: &mut Line<'_>) -> Result<FlagOrder, ParseError> {
     line.literal("flags")?;
     line.read("prompt or batched", |word| word.parse().ok())
 }
 
-/// Reads a step of the plan of `rank`.
+/// Parses one line of a plan's text into a step of `rank`'s plan.
 fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
     let step = match line.word() {
         Some("put") => {
@@ -277,7 +277,9 @@ fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
     Ok(step)
 }
 
-/// Reads a flag. `default` is the rank of a flag whose text names no rank, if it may be left out.
+/// Parses the next words of `line` into a flag.
+///
+/// `default` is the rank of a flag whose text contains no rank, if the text may leave it out.
 fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> {
     // An error about an unknown flag cites its first word.
     let at = line.next;
@@ -303,12 +305,12 @@ fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> 
     }
 }
 
-/// A line of the text of a plan, split into words that are read in order.
+/// Splits one line of a plan's text into words, and reads them in order.
 ///
 /// Commas and colons count as separate words.
 struct Line<'a> {
     number: usize,
-    /// The text without white space at its ends, for errors.
+    /// The text of the line without white space at its ends, for errors.
     text: &'a str,
     words: Vec<&'a str>,
     /// The index of the word to read next, which can exceed the number of words.
@@ -325,15 +327,17 @@ impl<'a> Line<'a> {
         self.words.get(self.next).copied()
     }
 
-    /// Reads the next word, or returns `None` at the end of the line.
+    /// Reads and returns the next word, or returns `None` at the end of the line.
     fn word(&mut self) -> Option<&'a str> {
         let word = self.peek();
         self.next += 1;
         word
     }
 
-    /// Reads a word with `parse`. If it is missing or `parse` returns `None`, `expected` describes
-    /// it in the error.
+    /// Reads the next word, and returns the value that `parse` makes of it.
+    ///
+    /// If the word is missing or `parse` returns `None`, `expected` describes the valid words in
+    /// the error.
     fn read<T>(
         &mut self,
         expected: &str,
@@ -343,12 +347,12 @@ impl<'a> Line<'a> {
         self.word().and_then(parse).ok_or_else(|| self.fault(at, expected))
     }
 
-    /// Reads a word that must equal `expected`.
+    /// Reads the next word, and fails if it is not `expected`.
     fn literal(&mut self, expected: &str) -> Result<(), ParseError> {
         self.read(&format!("{expected:?}"), |word| (word == expected).then_some(()))
     }
 
-    /// Reads the name of a collective, and its root if it has one.
+    /// Parses the name of a collective, and the root if the collective has one.
     fn collective(&mut self) -> Result<Collective, ParseError> {
         let collective = self.read(&known_collectives(), Collective::of_name)?;
         match collective.root() {
@@ -370,7 +374,7 @@ impl<'a> Line<'a> {
         self.read_number("the number of a lane").map(LaneId)
     }
 
-    /// Reads the lane of a flag, which is lane 0 if the text names none.
+    /// Parses the lane that waits for a flag, which is lane 0 if the text contains none.
     fn for_lane(&mut self) -> Result<LaneId, ParseError> {
         if self.peek() != Some("for") {
             return Ok(LaneId::HOME);
@@ -380,7 +384,9 @@ impl<'a> Line<'a> {
         self.lane()
     }
 
-    /// Reads a rank after `word`. Without `word`, the rank is `default` if there is one.
+    /// Parses `word` and the rank after it, or returns `default` if the next word is another one.
+    ///
+    /// Without a default, `word` is required.
     fn rank_after(&mut self, word: &str, default: Option<Rank>) -> Result<Rank, ParseError> {
         match default {
             Some(default) if self.peek() != Some(word) => Ok(default),
@@ -388,7 +394,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Reads a rank after `word`.
+    /// Parses `word` and the rank after it, and returns the rank.
     fn peer(&mut self, word: &str) -> Result<Rank, ParseError> {
         self.literal(word)?;
         self.rank()
@@ -419,7 +425,8 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Returns the error for the word with index `at`, which does not have the expected form.
+    /// Returns the error that the word with index `at` does not have the form that `expected`
+    /// describes.
     fn fault(&self, at: usize, expected: &str) -> ParseError {
         let found = self.words.get(at).map_or("the end of the line".into(), |word| quoted(word));
         ParseError { line: self.number, text: self.text.into(), expected: expected.into(), found }
@@ -443,7 +450,7 @@ fn parse_number(word: &str) -> Option<u32> {
     word.parse().ok()
 }
 
-/// Splits a comma or a colon from the end of a word. Parts without characters are left out.
+/// Splits a word into its text and a comma or colon at its end, and leaves out empty parts.
 fn split_punctuation(word: &str) -> impl Iterator<Item = &str> {
     let body_bytes = word.strip_suffix([',', ':']).unwrap_or(word).len();
     let (body, punctuation) = word.split_at(body_bytes);

@@ -3,25 +3,25 @@
 /// The heap position of an event that is not scheduled.
 const ABSENT: u32 = u32::MAX;
 
-/// The number of children of a heap node.
+/// The maximum number of children of a heap node.
 ///
 /// It is more than two because a flat heap has fewer levels to pass.
 const CHILDREN: usize = 4;
 
-/// A priority queue of simulated events, which holds at most one time for each event number.
+/// Queues simulated events by time, with at most one entry for each event number.
 ///
 /// The earliest event comes first, and the smallest number among equal times, so the order of
 /// events depends on nothing else.
 #[derive(Debug)]
 pub(super) struct EventQueue {
-    /// The times and numbers of the scheduled events, each before those of its children.
+    /// The time and number of each scheduled event, as a heap with the earliest event first.
     heap: Vec<(u64, u32)>,
     /// The position of each event number in the heap, or [`ABSENT`].
     positions: Vec<u32>,
 }
 
 impl EventQueue {
-    /// Creates a queue for the event numbers below `numbers`.
+    /// Creates an empty queue for event numbers below `numbers`.
     pub(super) fn new(numbers: usize) -> Self {
         Self { heap: Vec::new(), positions: vec![ABSENT; numbers] }
     }
@@ -43,7 +43,7 @@ impl EventQueue {
         Some(first)
     }
 
-    /// Schedules an event, or moves it to the new time if it is already scheduled.
+    /// Schedules the event `number` at `time`, or moves it to that time if it is already scheduled.
     pub(super) fn schedule(&mut self, number: u32, time: u64) {
         let position = match self.positions[number as usize] {
             ABSENT => {
@@ -56,7 +56,7 @@ impl EventQueue {
         self.sift(position, (time, number));
     }
 
-    /// Moves an entry from `hole` to the position that its time and number require.
+    /// Inserts `entry` into the heap at `hole`, and moves it up or down to its position.
     fn sift(&mut self, mut hole: usize, entry: (u64, u32)) {
         // An entry that moves up is earlier than all children there, so at most one of the loops
         // moves it.

@@ -1,10 +1,11 @@
 //! Models simulated transfers in progress, and the links, NICs and memory that they share.
 //!
-//! A flow gets an equal share of every resource that it uses, and moves at the smallest of these
-//! shares. If another resource limits a flow, the rest of its share is not given to the others. So
-//! rates are at most those of max–min fairness, and times are overestimated if anything. They are
-//! the same if all flows of a resource are limited alike, as in symmetric plans. In return, a flow
-//! that begins or ends changes only the rates of its neighbours, and not of their neighbours.
+//! A flow is a transfer in progress. It gets an equal share of every resource that it uses, and
+//! moves at the smallest of these shares. If another resource limits a flow, the rest of its share
+//! is not given to the others. So rates are at most those of max–min fairness, and times are
+//! overestimated if anything. They are the same if all flows of a resource are limited alike, as in
+//! symmetric plans. In return, a flow that begins or ends changes only the rates of its neighbours,
+//! and not of their neighbours.
 //!
 //! Rates are `f64`. Only sums, products, quotients and roundings are used, which IEEE 754 defines
 //! to the bit.
@@ -16,11 +17,12 @@ use crate::cost::{Link, Links};
 use crate::plan::Tier;
 use crate::topology::Topology;
 
-/// The largest number of resources of one flow: three of the lane and the ranks, two NICs, and
-/// three of the processors of a node.
+/// The largest number of shared resources that one transfer uses.
+///
+/// They are three of the lane and the ranks, two NICs, and three of the processors of a node.
 const DEMANDS_MAX: usize = 8;
 
-/// A shared resource that a simulated transfer uses, such as a NIC, with its total rate in bytes
+/// Identifies a shared resource that a transfer uses, such as a NIC, with its total rate in bytes
 /// per picosecond.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demand {
@@ -28,14 +30,14 @@ pub(super) struct Demand {
     pub(super) rate: f64,
 }
 
-/// All resources that one simulated transfer uses.
+/// Lists all shared resources that one simulated transfer uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Demands {
     demands: [Demand; DEMANDS_MAX],
     count: u8,
 }
 
-/// A simulated transfer in progress.
+/// Tracks a simulated transfer in progress.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     demands: Demands,
@@ -50,29 +52,32 @@ struct Flow {
     last_update: u64,
 }
 
-/// The transfers that use one resource.
+/// Tracks the simulated transfers that use one shared resource.
 #[derive(Clone, Debug, Default)]
 struct Resource {
     flows: Vec<u32>,
     /// The largest number of transfers that have used the resource at once.
     flows_max: u32,
-    /// Whether the resource is in the list of those that have changed.
+    /// Whether the resource is in the list [`Flows::changed`].
     changed: bool,
 }
 
-/// All simulated transfers in progress, with the resources that they share.
+/// Tracks all simulated transfers in progress, and computes their rates from the resources that
+/// they share.
 #[derive(Debug)]
 pub(super) struct Flows {
     flows: Vec<Flow>,
     resources: Vec<Resource>,
     /// The resources that have gained or lost a transfer since the last update.
     changed: Vec<u32>,
-    /// The number of updates of rates.
+    /// The number of times that rates have been updated.
     updates: u64,
 }
 
 impl Demands {
-    /// Adds a resource with its total rate. There are at most [`DEMANDS_MAX`] resources.
+    /// Adds a resource that the transfer uses, with the total rate of the resource.
+    ///
+    /// There are at most [`DEMANDS_MAX`] resources.
     pub(super) fn push(&mut self, resource: u32, bytes_per_second: f64) {
         self.demands[usize::from(self.count)] =
             Demand { resource, rate: per_picosecond(bytes_per_second) };
@@ -94,8 +99,9 @@ impl Flows {
         }
     }
 
-    /// Begins a transfer. Its rate and its end are computed by the next
-    /// [`update_rates`](Self::update_rates).
+    /// Adds transfer `number`, which begins at the time `now`.
+    ///
+    /// The next [`update_rates`](Self::update_rates) computes its rate and its end.
     pub(super) fn begin(
         &mut self,
         number: u32,
@@ -119,7 +125,8 @@ impl Flows {
         }
     }
 
-    /// Ends a transfer, whose resources others can now use.
+    /// Removes transfer `number` from the resources that it uses, so that other transfers can use
+    /// them.
     pub(super) fn end(&mut self, number: u32) {
         let demands = self.flows[number as usize].demands;
 
@@ -158,7 +165,8 @@ impl Flows {
         }
     }
 
-    /// Returns the new end time of a transfer, or `None` if its end has not changed.
+    /// Recomputes the rate of a transfer, and returns its new end time, or `None` if its end has
+    /// not changed.
     fn update_flow(&mut self, number: u32, now: u64) -> Option<u64> {
         let flow = &mut self.flows[number as usize];
 
@@ -189,7 +197,7 @@ impl Flows {
         Some(now.saturating_add((flow.remaining / rate).ceil() as u64))
     }
 
-    /// Adds a resource to the list of those that have changed, unless it is there already.
+    /// Adds a resource to the list of changed resources, unless the list already contains it.
     fn mark_changed(&mut self, resource: u32) {
         let changed = &mut self.resources[resource as usize].changed;
         if !std::mem::replace(changed, true) {
@@ -207,14 +215,14 @@ fn per_picosecond(bytes_per_second: f64) -> f64 {
     bytes_per_second / 1e12
 }
 
-/// The kind of link that a copy uses, which is within a rank, within a node or between nodes.
+/// Classifies the link that a copy uses, as within a rank, within a node or between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkClass {
-    /// A copy from a rank to itself.
+    /// The link inside a rank, for copies from a rank to itself.
     Own,
-    /// A copy over [`Tier::Local`], which connects the ranks of a node.
+    /// The links between the ranks of a node, which belong to [`Tier::Local`].
     Local,
-    /// A copy over [`Tier::Network`], which connects the nodes.
+    /// The links between nodes, which belong to [`Tier::Network`].
     Network,
 }
 
@@ -222,8 +230,8 @@ impl LinkClass {
     /// All kinds of links, from within a rank to between nodes.
     pub const ALL: [Self; 3] = [Self::Own, Self::Local, Self::Network];
 
-    /// Returns the kind of link of a copy, which depends on the tier unless the copy stays within a
-    /// rank.
+    /// Returns the kind of link of a copy over `tier`, which is [`Own`](Self::Own) for a copy
+    /// `to_self`.
     pub const fn from_tier(tier: Tier, to_self: bool) -> Self {
         match tier {
             _ if to_self => Self::Own,
@@ -241,7 +249,7 @@ impl LinkClass {
         }
     }
 
-    /// Returns the parameters of the link that copies of this class use.
+    /// Returns the parameters in `links` that apply to copies of this class.
     pub fn link(self, links: &Links) -> &Link {
         match self {
             Self::Own => &links.own,
@@ -251,7 +259,7 @@ impl LinkClass {
     }
 }
 
-/// Numbers the resources that copies share, and finds those of each copy.
+/// Assigns a number to each resource that copies share, and finds the resources of a copy.
 ///
 /// The numbers are in this order: engines by lane, the links into and out of each rank by class,
 /// threads by rank, NICs by direction, and processors and memory by node.
@@ -267,7 +275,8 @@ pub(super) struct Resources<'a> {
     local_index: Vec<u32>,
 }
 
-/// The ranks and the link that a copy uses, which determine its resources.
+/// Describes the lane, the ranks and the link of a copy, which determine the resources that it
+/// uses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyPath {
     pub(super) lane: u32,
@@ -306,7 +315,7 @@ impl<'a> Resources<'a> {
         (self.memory(self.topology.nodes() as u32)) as usize
     }
 
-    /// Returns the resources that a copy uses, with their rates.
+    /// Returns the shared resources that `copy` uses, with their total rates.
     pub(super) fn demands(&self, copy: CopyPath) -> Demands {
         let CopyPath { lane, by, from, to, class, bytes_per_second } = copy;
         let link = class.link(self.links);
@@ -341,17 +350,19 @@ impl<'a> Resources<'a> {
         demands
     }
 
-    /// Returns the number of the link into `rank`. Each class has a link of its own.
+    /// Returns the resource number of the link of class `class` into `rank`.
+    ///
+    /// Each class has a link of its own.
     pub(super) fn rank_ingress(&self, rank: Rank, class: LinkClass) -> u32 {
         self.lanes + rank.0 * 3 + class as u32
     }
 
-    /// Returns the number of the link out of `rank`.
+    /// Returns the resource number of the link of class `class` out of `rank`.
     fn rank_egress(&self, rank: Rank, class: LinkClass) -> u32 {
         self.rank_ingress(rank, class) + self.ranks() * 3
     }
 
-    /// Returns the number of the NIC through which bytes reach `rank`.
+    /// Returns the resource number of the NIC through which bytes reach `rank`.
     pub(super) fn nic_ingress(&self, rank: Rank) -> u32 {
         let node = self.topology.node(rank) as usize;
         let (first, end) = (self.first_nic[node], self.first_nic[node + 1]);
@@ -361,22 +372,22 @@ impl<'a> Resources<'a> {
         self.thread(Rank(self.ranks())) + nic
     }
 
-    /// Returns the number of the NIC through which bytes leave `rank`.
+    /// Returns the resource number of the NIC through which bytes leave `rank`.
     fn nic_egress(&self, rank: Rank) -> u32 {
         self.nic_ingress(rank) + self.nics()
     }
 
-    /// Returns the number of the thread that makes the copies of `rank`.
+    /// Returns the resource number of the thread that makes the copies of `rank`.
     fn thread(&self, rank: Rank) -> u32 {
         self.rank_egress(Rank(self.ranks()), LinkClass::Own) + rank.0
     }
 
-    /// Returns the number of the processors of `node`, which are one resource.
+    /// Returns the resource number of the processors of `node`, which count as one resource.
     fn processors(&self, node: u32) -> u32 {
         self.thread(Rank(self.ranks())) + self.nics() * 2 + node
     }
 
-    /// Returns the number of the memory of `node`.
+    /// Returns the resource number of the memory of `node`.
     fn memory(&self, node: u32) -> u32 {
         self.processors(node) + self.topology.nodes() as u32
     }

@@ -1,5 +1,4 @@
-//! Simulates the lanes of a collective, which issue their steps in order, copy bytes and signal
-//! flags.
+//! Simulates the lanes of all ranks, which execute copies, signals and waits in order.
 //!
 //! Only the end of the issue of a copy and the end of its transfer are events, because only they
 //! change what lanes share. Signals and waits in between are handled at once, ahead of the clock if
@@ -17,7 +16,7 @@ use crate::cost::{Link, Links, picoseconds};
 use crate::plan::Tier;
 use crate::topology::Topology;
 
-/// Marks a step without a cause.
+/// Marks the missing cause of a step that waited for no other step.
 pub(super) const NO_STEP: u32 = u32::MAX;
 
 /// Marks the time of a flag that is not set, or of a step that has not ended.
@@ -34,7 +33,7 @@ pub(super) const TIME_MAX: u64 = u64::MAX / 2;
 /// More would only make each slower; later puts are issued and follow in order.
 const FLOWS_MAX: u32 = 8;
 
-/// The parameters of one link, with times in picoseconds.
+/// Stores the cost parameters of one kind of link, with times in picoseconds.
 #[derive(Clone, Copy, Debug)]
 struct LinkTimes {
     put: u64,
@@ -42,13 +41,13 @@ struct LinkTimes {
     flag: u64,
     step: u64,
     puts_in_flight: usize,
-    /// The number of transfers of a lane that may move bytes at once.
+    /// The maximum number of transfers of one lane that move bytes at once.
     flows: u32,
     bytes_per_second: f64,
     get_bytes_per_second: f64,
     /// The additional time of a put that forwards bytes received from a peer.
     passed_on_put: u64,
-    /// The factor by which it takes longer to forward such bytes.
+    /// The factor by which bytes that a peer has put here take longer to forward than other bytes.
     passed_on: f64,
     submit: u64,
 }
@@ -70,7 +69,7 @@ impl LinkTimes {
         }
     }
 
-    /// Returns how long a copy occupies its lane, in picoseconds.
+    /// Returns how long the issue of a copy occupies its lane, in picoseconds.
     fn copy(&self, get: bool, passed_on: bool) -> u64 {
         match (get, passed_on) {
             (true, _) => self.get,
@@ -80,7 +79,8 @@ impl LinkTimes {
     }
 }
 
-/// Returns the factor by which it takes longer to forward bytes that were received from a peer.
+/// Returns the factor by which bytes that a peer has put here take longer to forward than other
+/// bytes.
 ///
 /// The bytes are read first from the caches of another processor, and then like any other bytes.
 fn passed_on(link: &Link) -> f64 {
@@ -88,33 +88,33 @@ fn passed_on(link: &Link) -> f64 {
     passed_on_bytes_per_second.map_or(1.0, |first| 1.0 + bytes_per_second / first)
 }
 
-/// The state of a simulation, with the results that it has until now.
+/// Simulates a [`Program`], and stores the state and the results of the simulation.
 #[derive(Debug)]
 pub(super) struct Machine<'a> {
     program: &'a Program,
     times: [LinkTimes; 3],
-    /// The largest number of transfers of a lane that move bytes at once.
+    /// The largest number of transfers of one lane that move bytes at once, over all kinds of
+    /// links.
     flows_per_lane: u32,
     pub(super) lanes: Vec<Lane>,
     pub(super) resources: Resources<'a>,
     pub(super) flows: Flows,
-    /// The ends of issues and transfers.
+    /// The scheduled ends of issues and transfers of copies.
     ///
-    /// Each lane has the number of its issue, followed by those of its transfers.
+    /// Each lane has one event number for issues, followed by one for each of its transfers.
     events: EventQueue,
     /// The lanes that can continue, because they have just started or the flag that they wait for
     /// is set.
     ready: Vec<u32>,
-    /// The end time of each step, or for a wait that is not passed, the time at which its flag is
-    /// set.
+    /// The end time of each step; until a wait has ended, the time at which its flag is set.
     pub(super) ends: Vec<u64>,
-    /// For each step, the earlier step whose end allowed it to begin.
+    /// The earlier step whose end allowed each step to begin, or [`NO_STEP`].
     pub(super) causes: Vec<u32>,
     pub(super) recorder: Recorder,
 }
 
 impl<'a> Machine<'a> {
-    /// Creates a machine whose lanes have not begun.
+    /// Creates a machine that will simulate `program` from its beginning.
     ///
     /// The start delays in `delays` are in picoseconds, by rank; ranks without an entry are not
     /// delayed.
@@ -154,7 +154,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Handles events in order of time, until none is left or the time exceeds [`TIME_MAX`].
+    /// Runs the simulation until no event is left or the time exceeds [`TIME_MAX`].
     pub(super) fn run(&mut self) {
         let events_per_lane = self.flows_per_lane + 1;
 
@@ -197,15 +197,14 @@ impl<'a> Machine<'a> {
         &self.times[self.link_class(lane, peer) as usize]
     }
 
-    /// Lets all lanes in `ready` continue, among them those that the signals of others make ready
-    /// meanwhile.
+    /// Continues all lanes in `ready`, including those that become ready meanwhile.
     fn resume(&mut self) {
         while let Some(lane) = self.ready.pop() {
             self.advance(lane);
         }
     }
 
-    /// Executes the next steps of a lane, until it issues a copy, waits or ends.
+    /// Executes the next steps of a lane, until the lane issues a copy, waits or ends.
     fn advance(&mut self, number: u32) {
         loop {
             let lane = &mut self.lanes[number as usize];
@@ -258,7 +257,7 @@ impl<'a> Machine<'a> {
         self.events.schedule(number * (self.flows_per_lane + 1), lane.at.saturating_add(copy));
     }
 
-    /// Signals the flag of a step to the lane `reader`, or defers the signal until earlier copies
+    /// Signals the flag of `step` to the lane `reader`, or defers the signal until earlier copies
     /// have ended.
     fn signal(&mut self, number: u32, step: u32, reader: u32) {
         let rank = self.rank_of(number);
@@ -311,7 +310,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Ends the wait of a lane for a flag that is set. The flag was set by the step `signal`.
+    /// Completes the wait `step` of a lane, after the step `signal` has set the flag.
     fn pass_wait(&mut self, number: u32, step: u32, signal: u32) {
         let own = self.times_of(number, self.rank_of(number)).step;
         let lane = &mut self.lanes[number as usize];
@@ -331,7 +330,7 @@ impl<'a> Machine<'a> {
         lane.cause = step;
     }
 
-    /// Ends the issue of a copy, which is in flight from now on.
+    /// Completes the issue of a lane's next copy, which is in flight from the time `now` on.
     fn finish_issue(&mut self, number: u32, now: u64) {
         let rank = Rank(self.rank_of(number));
         let lane = &mut self.lanes[number as usize];
@@ -374,7 +373,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Starts the transfers of a lane's issued copies, as many as may move bytes at once.
+    /// Starts the transfers of issued copies of a lane, as many as may move bytes at once.
     ///
     /// The copies have waited for the end of the copy of step `ended`.
     fn start_flows(&mut self, number: u32, now: u64, ended: u32) {
@@ -416,8 +415,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Ends a transfer and its copy, delivers the signals that waited for it, and lets its lane
-    /// continue.
+    /// Ends a transfer of a lane, delivers the signals that waited for its copy, and continues the
+    /// lane.
     fn end_flow(&mut self, number: u32, flow: u32, now: u64) {
         self.flows.end(number * self.flows_per_lane + flow);
         let lane = &mut self.lanes[number as usize];
@@ -469,7 +468,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// What a lane does or waits for.
+/// Describes what a simulated lane does or waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LaneState {
     Running,
@@ -485,7 +484,7 @@ pub(super) enum LaneState {
     Done,
 }
 
-/// A copy that a lane has issued, and that has not ended.
+/// Stores a copy that a lane has issued and that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyInFlight {
     /// The position of the copy among all copies of its lane.
@@ -497,17 +496,19 @@ pub(super) struct CopyInFlight {
     pub(super) passed_on: bool,
     /// The time at which the copy was issued, in picoseconds.
     pub(super) issued: u64,
-    /// The time at which the transfer started and its number in the lane, or `None` if it has not.
+    /// The time at which the transfer started, and its number in the lane; `None` if it has not
+    /// started.
     pub(super) started: Option<(u64, u32)>,
     /// The step whose end allowed the copy to begin.
     pub(super) cause: u32,
 }
 
-/// A signal that waits until earlier copies have ended.
+/// Stores a signal that waits until earlier copies of its lane have ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeferredSignal {
     pub(super) step: u32,
-    /// The peer to which earlier copies must end before the signal; `None` for all peers.
+    /// The peer whose earlier copies must end before the signal; `None` if the copies of all peers
+    /// must end.
     pub(super) ordered_after: Option<u32>,
     /// The number of the last copy that must end before the signal.
     pub(super) number: u32,
@@ -522,15 +523,15 @@ impl DeferredSignal {
     }
 }
 
-/// One lane of one rank.
+/// Stores the simulated state of one lane of one rank.
 #[derive(Clone, Debug)]
 pub(super) struct Lane {
-    /// The number of the next step.
+    /// The number of the lane's next step in the program.
     pub(super) next: u32,
     /// The number of the step after the last step of the lane.
     pub(super) end: u32,
     pub(super) state: LaneState,
-    /// The time at which the lane's next step can begin, or since when the lane is blocked.
+    /// The time at which the lane's next step can begin, or at which the lane was blocked.
     pub(super) at: u64,
     /// The step whose end allowed the lane to reach the time `at`.
     pub(super) cause: u32,
@@ -543,7 +544,7 @@ pub(super) struct Lane {
     pub(super) moving_flows: u64,
     /// The total time in which at least one transfer of the lane moved bytes.
     pub(super) busy: u64,
-    /// The beginning of the current such time.
+    /// The time at which the lane last began to move bytes.
     pub(super) busy_since: u64,
 }
 
@@ -569,7 +570,7 @@ impl Lane {
         self.copies.iter().rev().find(|copy| peer.is_none_or(|peer| copy.peer == peer))
     }
 
-    /// Returns the first copy whose transfer may start.
+    /// Returns the first issued copy whose transfer may start.
     ///
     /// Its lane has fewer than `flows` transfers that move bytes, and no earlier copy to the same
     /// peer is in flight.
@@ -594,8 +595,8 @@ impl Lane {
         None
     }
 
-    /// Removes and returns the first deferred signal that no copy in flight holds up, after a copy
-    /// to `peer` has ended.
+    /// Removes and returns the first deferred signal that can be delivered after a copy to `peer`
+    /// has ended.
     pub(super) fn release(&mut self, peer: u32) -> Option<DeferredSignal> {
         for (index, deferred) in self.deferred.iter().enumerate() {
             // The end of the copy changes nothing for signals that follow copies to other peers.
@@ -621,9 +622,9 @@ pub(super) struct Recorder {
     pub(super) received: Vec<u64>,
     /// The time in which each rank's host submits copies, in picoseconds.
     pub(super) host: Vec<u64>,
-    /// The numbers of the steps of each traced rank, in ascending order.
+    /// The range of step numbers of each traced rank, in ascending order.
     traced: Vec<Range<u32>>,
-    /// The step, the beginning and the end of each recorded slice.
+    /// The step number, the begin time and the end time of each recorded step.
     pub(super) slices: Vec<(u32, u64, u64)>,
 }
 
@@ -646,7 +647,7 @@ impl Recorder {
         }
     }
 
-    /// Adds a copy to the traffic of the ranks that it reads and writes.
+    /// Adds a copy of `bytes` bytes to the sent bytes of `from` and the received bytes of `to`.
     pub(super) fn bytes(&mut self, from: Rank, to: Rank, class: LinkClass, bytes: u64) {
         let sent = &mut self.sent[from.index() * LinkClass::ALL.len() + class as usize];
         *sent = sent.saturating_add(bytes);
@@ -655,7 +656,7 @@ impl Recorder {
         *received = received.saturating_add(bytes);
     }
 
-    /// Adds the time in which the host of `rank` submits a copy.
+    /// Adds the time that the host of `rank` takes to submit one copy.
     pub(super) fn submit(&mut self, rank: Rank, picoseconds: u64) {
         let host = &mut self.host[rank.index()];
         *host = host.saturating_add(picoseconds);

@@ -141,7 +141,7 @@ fn check(
     }
 }
 
-/// Packs and links the plans of all ranks.
+/// Builds the program to simulate from the plans that `plan_of` returns for all ranks.
 fn compile(
     layout: &Layout,
     options: &Options,
@@ -163,8 +163,9 @@ fn compile(
     compiler.link().map_err(|(id, why)| fault(id, why, options, plan_of))
 }
 
-/// Requests the plan of `rank`, and returns the steps of its lanes with those by which they begin
-/// and end.
+/// Requests the plan of `rank`, and returns all steps of each of its lanes.
+///
+/// They include the signals and waits by which a lane begins and ends.
 fn closed_lanes(
     rank: Rank,
     options: &Options,
@@ -174,7 +175,7 @@ fn closed_lanes(
     Ok(plan.lane_ids().map(|lane| plan.closed_lane(lane, |_| !options.forks)).collect())
 }
 
-/// Returns the error for a step of a plan, with the text of the step.
+/// Returns an error with the position and the text of the step `id`, and with its fault `why`.
 ///
 /// If the plan cannot be requested again, that error is returned instead.
 fn fault(

@@ -6,13 +6,13 @@ use crate::error::Error;
 use crate::layout::{self, FLAG_WORDS, FlagLayout, Layout};
 use crate::plan::{Flag, LaneId, Plan, Step, Tier};
 
-/// The maximum number of steps of all ranks together.
+/// The maximum number of plan steps of all ranks together in one simulation.
 ///
 /// A step takes about 25 bytes, and this many steps take 3.2 GiB. Plans of 4096 ranks in one chunk
 /// have up to 84 million steps.
 pub const STEPS_MAX: u32 = 1 << 27;
 
-/// The maximum number of flags of all ranks together.
+/// The maximum number of flags of all ranks together in one simulation.
 ///
 /// A flag takes 4 bytes until the program is linked, and this many flags take 1.25 GiB. Plans of
 /// 4096 ranks with four lanes and one chunk have 256 Mi flags.
@@ -21,7 +21,7 @@ const FLAGS_MAX: u64 = 320 << 20;
 /// Marks a flag that no step waits for.
 const NO_WAIT: u32 = u32::MAX;
 
-/// The packed plan steps of all ranks.
+/// Stores the plan steps of all ranks in packed form, lane by lane.
 ///
 /// Lane `l` of rank `r` has the number r × lanes + l.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(super) struct Program {
     in_place: bool,
 }
 
-/// The position of a step in the plan of its rank.
+/// Identifies a plan step by its rank, its lane and its index in the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StepId {
     pub(super) rank: Rank,
@@ -48,8 +48,8 @@ impl Program {
         self.tiers.len()
     }
 
-    /// Returns the largest number of bytes of inputs and outputs that a rank accesses in
-    /// consecutive starts.
+    /// Returns the largest number of input and output bytes that any rank accesses in consecutive
+    /// starts.
     pub(super) fn accessed_bytes(&self, layout: &Layout) -> u64 {
         let of_rank = |rank| {
             let input = if self.in_place { 0 } else { layout.input_bytes(rank) };
@@ -59,7 +59,8 @@ impl Program {
         Rank::all(layout.ranks()).map(of_rank).max().unwrap_or(0)
     }
 
-    /// Returns the position of the step with this number.
+    /// Returns the rank, the lane and the index in the lane of the step that has the index `number`
+    /// in `steps`.
     pub(super) fn step_id(&self, number: u32) -> StepId {
         // An empty lane begins at the same step as the lane after it, which is the one that has the
         // step.
@@ -73,7 +74,7 @@ impl Program {
     }
 }
 
-/// Packs the plans of all ranks in rank order, and then links them to a [`Program`].
+/// Builds a [`Program`] from the plans of all ranks, which are added in rank order.
 #[derive(Debug)]
 pub(super) struct Compiler<'a> {
     layout: &'a Layout,
@@ -85,7 +86,7 @@ pub(super) struct Compiler<'a> {
 }
 
 impl<'a> Compiler<'a> {
-    /// Creates a compiler for plans with the lanes of `first`, the plan of rank 0.
+    /// Creates a compiler for plans with the same lanes as `first`, the plan of rank 0.
     ///
     /// # Errors
     /// If there is no lane, or there are too many lanes or flags.
@@ -150,7 +151,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Links each signal step of the plans to the step that waits for its flag.
+    /// Links each signal to the step that waits for its flag, and returns the finished program.
     ///
     /// # Errors
     /// A signal whose flag no step waits for, or that another signal duplicates.
@@ -189,8 +190,8 @@ impl<'a> Compiler<'a> {
         Ok(self.program)
     }
 
-    /// Checks that `plan` is the plan of the next rank, and has the sizes and tiers of the plans
-    /// before it.
+    /// Checks that `plan` is the plan of the next rank, and has the same sizes and tiers as earlier
+    /// plans.
     fn check(&self, plan: &Plan) -> Result<(), Error> {
         let ranks = self.layout.ranks() as u64;
         let chunks = self.layout.chunks();
@@ -219,8 +220,9 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Checks a step of `rank` and brings it into the form of the model. A wait is registered with
-    /// its number.
+    /// Checks a plan step of `rank`, and converts it to a step of the simulation's model.
+    ///
+    /// A wait is registered under its flag, with `number` as its number.
     fn pack(&mut self, rank: Rank, number: u32, step: Step) -> Result<ModelStep, String> {
         Ok(match step {
             Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. } => {
@@ -295,8 +297,9 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Checks that a flag exists. Returns the lane that waits for it, and its number on the rank
-    /// that waits.
+    /// Returns the lane that waits for `flag`, and the number of the flag on the waiting rank.
+    ///
+    /// Fails if the flag contains a rank, a chunk or a lane that does not exist.
     fn flag_reader(&self, flag: Flag) -> Result<(LaneId, u64), String> {
         let (lane, rank) = match flag {
             Flag::Ready { from: rank, lane }
@@ -326,11 +329,11 @@ pub(super) fn invalid(text: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-/// Checks that the flags of plans with this number of lanes are not too many, and returns their
-/// number.
+/// Returns the number of flags of all ranks with `lanes` lanes each, or an error above
+/// [`FLAGS_MAX`].
 ///
 /// # Errors
-/// If they are too many.
+/// If there are more than [`FLAGS_MAX`] flags.
 pub(super) fn check_flags(layout: &Layout, lanes: usize) -> Result<u64, Error> {
     let flags_per_rank = flag_layout(layout, lanes).words() / FLAG_WORDS;
     let flags = flags_per_rank.saturating_mul(layout.ranks() as u64);
@@ -372,16 +375,18 @@ pub(super) const NEXT_START: u64 = OPERAND_MAX;
 /// Marks a wait for a flag that no step signals.
 const NONE: u64 = OPERAND_MAX + 1;
 
-/// The parts of a plan step on which its time depends.
+/// Stores the properties of a plan step that determine its simulated time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelStep {
-    /// Writes to the output of a rank, which can be this rank.
+    /// Writes `bytes` bytes to the memory of rank `peer`, which can be this rank.
     ///
     /// `passed_on` is true if a peer has put the bytes here.
     Put { peer: u32, bytes: u64, passed_on: bool },
-    /// Reads bytes from the memory of a rank, which can be this rank.
+    /// Reads `bytes` bytes from the memory of rank `peer`, which can be this rank.
     Get { peer: u32, bytes: u64 },
-    /// Signals a flag. Lanes are numbered over all ranks.
+    /// Signals a flag that lane `lane` waits for.
+    ///
+    /// Lanes are numbered over all ranks.
     ///
     /// Linking replaces `target`, which is the number of the flag, by the step that waits for the
     /// flag.
@@ -392,12 +397,13 @@ pub(super) enum ModelStep {
     Wait { signal: Option<u32> },
 }
 
-/// A [`ModelStep`] in 8 bytes, so that the plans of thousands of ranks fit in memory at once.
+/// Stores a [`ModelStep`] in 8 bytes, so that the plans of thousands of ranks fit in memory at
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PackedStep(u64);
 
 impl PackedStep {
-    /// Packs a plan step into 8 bytes.
+    /// Packs a model step into 8 bytes.
     ///
     /// The caller has checked that numbers are at most [`PEER_MAX`] and [`OPERAND_MAX`].
     pub(super) fn new(step: ModelStep) -> Self {

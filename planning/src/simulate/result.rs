@@ -13,44 +13,48 @@ use crate::error::Error;
 use crate::plan::{LaneId, Step, Tier};
 use crate::topology::Topology;
 
-/// The result of simulating one execution of an operation on all ranks.
+/// Stores the times, the traffic and the critical path of one simulated execution of an operation.
 ///
 /// Times are picoseconds after the start of the first rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Simulation {
-    /// The end time of each rank, at which its lanes and its [host](RankUse::host_ps) have
-    /// finished.
+    /// The time at which the lanes and the [host](RankUse::host_ps) of each rank have finished, by
+    /// rank.
     pub ends_ps: Vec<u64>,
     /// The number of plan steps of all ranks, including those that start and end each lane.
     pub steps: u64,
     /// Whether each lane of a rank works within a node or between nodes; equal on all ranks.
     pub tiers: Vec<Tier>,
-    /// The bytes and busy times of each rank.
+    /// The transferred bytes and the busy times of each rank.
     pub ranks: Vec<RankUse>,
-    /// The maximum number of simultaneous flows into one rank, first over [`LinkClass::Local`],
-    /// then over [`LinkClass::Network`].
+    /// The maximum number of simultaneous transfers into one rank, over local links and over the
+    /// network.
+    ///
+    /// The entries are those of [`LinkClass::Local`] and [`LinkClass::Network`].
     pub incast: [Incast; 2],
-    /// The maximum number of simultaneous flows into one NIC, and a rank that uses that NIC.
+    /// The maximum number of simultaneous transfers into one NIC, and a rank that uses that NIC.
     pub nic_incast: Incast,
     /// The steps that determine when the last lane ends, in order of time.
     pub critical_path: Vec<PathStep>,
-    /// The steps of the traced ranks, ordered by rank, lane and end.
+    /// The steps of the traced ranks with their times, ordered by rank, lane and end.
     pub slices: Vec<Slice>,
 }
 
-/// The simulated traffic and busy times of one rank.
+/// Stores the simulated traffic and busy times of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankUse {
     /// The bytes sent and received by link class, in the order of [`LinkClass::ALL`].
     pub traffic: [Traffic; 3],
     /// The time in which each lane moved bytes, in picoseconds.
     pub busy_ps: Vec<u64>,
-    /// The time in which the host submitted copies to engines, in picoseconds. The engines run
-    /// meanwhile; in a sequence of starts, the slower of host and engines limits the rate.
+    /// The time in which the host submitted copies to engines, in picoseconds.
+    ///
+    /// The engines run meanwhile; in a sequence of starts, the slower of host and engines limits
+    /// the rate.
     pub host_ps: u64,
 }
 
-/// The bytes that one rank sends and receives over one kind of link.
+/// Stores the number of bytes that one rank sends and receives over one kind of link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// The number of bytes that were read from the rank's memory.
@@ -59,35 +63,37 @@ pub struct Traffic {
     pub received_bytes: u64,
 }
 
-/// The fraction of a link's rate that was used, from 0 to 1.
+/// Stores the used fraction of the ranks' send rate over one kind of link, where 1 is the full
+/// rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Utilisation {
     /// The mean utilisation over all ranks.
     pub mean: f64,
-    /// The utilisation of the rank with the most bytes.
+    /// The utilisation of the rank that sends or receives the most bytes.
     pub most: f64,
 }
 
-/// The largest number of simultaneous flows into one receiver.
+/// Stores the largest number of simultaneous transfers into one rank or NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Incast {
-    /// The maximum number of simultaneous flows into the receiver.
+    /// The largest number of simultaneous transfers.
     pub flows: u32,
-    /// The first rank that has the maximum number of flows.
+    /// The first rank with this number of transfers, into the rank itself or into its NIC.
     pub rank: Rank,
 }
 
-/// A step of a traced rank, with its begin and end time.
+/// Records when a step of a traced rank began and ended in the simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The rank that executes this step of a plan.
     pub rank: Rank,
-    /// The lane of the plan, which is one engine's ordered steps.
+    /// The lane of the plan that contains the step.
     pub lane: LaneId,
     /// The plan step that was simulated.
     pub step: Step,
-    /// The time at which the lane reached the step, in picoseconds. For a put that waited for
-    /// others, the time at which its bytes began to move.
+    /// The time at which the lane reached the step, in picoseconds.
+    ///
+    /// For a put that waited for other copies, it is the time at which its bytes began to move.
     pub begin_ps: u64,
     /// The time at which the copy was complete, the signal was visible, or the wait was passed.
     pub end_ps: u64,
@@ -118,7 +124,7 @@ impl Simulation {
         self.end_ps() as f64 / 1e12
     }
 
-    /// Returns the kind of link that a step uses, or `None` for a signal or a wait.
+    /// Returns the kind of link that the step of `slice` uses, or `None` for a signal or a wait.
     pub fn link_class(&self, slice: &Slice) -> Option<LinkClass> {
         match slice.step {
             Step::Put { peer, .. } | Step::Get { peer, .. } => {
@@ -158,15 +164,17 @@ impl Simulation {
     }
 }
 
-/// Finds the first lane that never ends, because the plans deadlock.
+/// Returns the step at which the first deadlocked lane waits, and the reason; `None` if all lanes
+/// have ended.
 pub(super) fn deadlock(machine: &Machine<'_>, program: &Program) -> Option<(StepId, &'static str)> {
     let lane = machine.lanes.iter().find(|lane| lane.state != LaneState::Done)?;
     Some((program.step_id(lane.next), "deadlock: the awaited flag is never signalled"))
 }
 
-/// Builds the result of a simulation that has ended.
+/// Builds the [`Simulation`] from the state of a machine that has simulated all steps.
 ///
-/// `closed` returns the steps of all lanes of a rank, with those by which they begin and end.
+/// `closed` returns the steps of all lanes of a rank, including the signals and waits by which they
+/// begin and end.
 pub(super) fn collect(
     machine: &Machine<'_>,
     program: &Program,
@@ -235,7 +243,7 @@ fn rank_use(machine: &Machine<'_>, lanes: usize, rank: Rank) -> RankUse {
     }
 }
 
-/// Returns the largest number of flows into a rank, and the first rank that has it.
+/// Returns the largest number that `flows` returns for a rank, and the first rank with this number.
 fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
     let all = Rank::all(topology.ranks()).map(|rank| Incast { flows: flows(rank), rank });
 
@@ -243,12 +251,12 @@ fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
     all.rev().max_by_key(|incast| incast.flows).unwrap_or_default()
 }
 
-/// A step of the critical path, with its begin and end time.
+/// Records when a step of the critical path began and ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathStep {
     /// The rank that executes this step of a plan.
     pub rank: Rank,
-    /// The lane of the plan, which is one engine's ordered steps.
+    /// The lane of the plan that contains the step.
     pub lane: LaneId,
     /// The plan step that was simulated.
     pub step: Step,
@@ -272,8 +280,9 @@ impl fmt::Display for PathStep {
     }
 }
 
-/// A step of the critical path, which has no content before the plan of its rank is requested
-/// again.
+/// Stores the position and the times of a step of the critical path, without the step itself.
+///
+/// The step is known once the plan of its rank has been requested again.
 #[derive(Clone, Copy, Debug)]
 struct UnresolvedStep {
     id: StepId,
@@ -312,12 +321,12 @@ fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep
     path
 }
 
-/// The contents of plan steps by their positions.
+/// Stores plan steps by their positions in the plans.
 #[derive(Debug, Default)]
 struct StepLookup(BTreeMap<StepId, Step>);
 
 impl StepLookup {
-    /// Creates a lookup for the steps with these positions.
+    /// Creates a lookup of the steps at the positions `ids`, from the lanes that `closed` returns.
     fn from_ids(
         ids: impl Iterator<Item = StepId>,
         closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
@@ -327,7 +336,9 @@ impl StepLookup {
         Ok(steps)
     }
 
-    /// Adds the steps with these positions. `closed` is called once for each rank.
+    /// Adds the steps at the positions `ids`, from the lanes that `closed` returns for a rank.
+    ///
+    /// `closed` is called once for each rank.
     fn add(
         &mut self,
         ids: impl Iterator<Item = StepId>,
