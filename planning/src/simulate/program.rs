@@ -4,7 +4,7 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
 use crate::layout::{self, FLAG_WORDS, FlagLayout, Layout};
-use crate::plan::{Flag, LaneId, Plan, Step, Tier};
+use crate::plan::{Cell, Flag, LaneId, Plan, Step, Tier};
 
 /// The maximum number of plan steps of all ranks together in one simulation.
 ///
@@ -228,23 +228,12 @@ impl<'a> Compiler<'a> {
             Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. } => {
                 let receiver = if matches!(step, Step::Put { .. }) { peer } else { rank };
                 let peer = self.known_rank(peer)?;
-                self.known_rank(cell.block)?;
-                if cell.chunk >= self.layout.chunks() {
-                    return Err(format!(
-                        "cell {cell} does not exist, expected a chunk below {}",
-                        self.layout.chunks()
-                    ));
-                }
-
+                self.check_cell(cell)?;
                 let bytes = match step.contributes(self.layout.collective()) {
                     true => self.layout.contribution(cell, receiver).bytes,
                     false => self.layout.cell(cell, receiver).bytes,
                 };
-                if bytes > OPERAND_MAX {
-                    return Err(format!(
-                        "cell {cell} has {bytes} bytes, expected at most {OPERAND_MAX}"
-                    ));
-                }
+                check_bytes(cell, bytes)?;
 
                 // A block of another rank has come from a peer, whose cache may still hold it.
                 match step {
@@ -257,7 +246,9 @@ impl<'a> Compiler<'a> {
             Step::Reduce { cell, from } => {
                 self.known_rank(from)?;
                 let peer = self.known_rank(rank)?;
+                self.check_cell(cell)?;
                 let bytes = self.layout.cell(cell, rank).bytes;
+                check_bytes(cell, bytes)?;
                 ModelStep::Put { peer, bytes, passed_on: true }
             }
 
@@ -297,6 +288,16 @@ impl<'a> Compiler<'a> {
         }
     }
 
+    /// Checks that a cell has a rank and a chunk that exist.
+    fn check_cell(&self, cell: Cell) -> Result<(), String> {
+        self.known_rank(cell.block)?;
+        let chunks = self.layout.chunks();
+        if cell.chunk >= chunks {
+            return Err(format!("cell {cell} does not exist, expected a chunk below {chunks}"));
+        }
+        Ok(())
+    }
+
     /// Returns the lane that waits for `flag`, and the number of the flag on the waiting rank.
     ///
     /// Fails if the flag contains a rank, a chunk or a lane that does not exist.
@@ -320,9 +321,23 @@ impl<'a> Compiler<'a> {
             return Err(format!("the flag {flag} names a chunk or a lane that does not exist"));
         }
 
+        // Only the flags of a reduction have words for contributions.
+        let is_reduction = self.layout.collective().is_reduction();
+        if matches!(flag, Flag::Contributed { .. }) && !is_reduction {
+            return Err(format!("the flag {flag} does not exist, expected one of no reduction"));
+        }
+
         let reader = layout::reader(flag);
         Ok((reader, self.flags.word(flag) / FLAG_WORDS))
     }
+}
+
+/// Checks that the bytes of a cell fit into a packed step.
+fn check_bytes(cell: Cell, bytes: u64) -> Result<(), String> {
+    if bytes > OPERAND_MAX {
+        return Err(format!("cell {cell} has {bytes} bytes, expected at most {OPERAND_MAX}"));
+    }
+    Ok(())
 }
 
 pub(super) fn invalid(text: String) -> Error {
