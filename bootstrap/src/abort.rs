@@ -24,7 +24,7 @@ pub enum Cause {
     Mismatch,
 }
 
-/// Describes why a group of ranks has ended, equally on all ranks.
+/// Stores the reason why a group has ended, on which all ranks agree.
 ///
 /// If several ranks abort the group at once, the first record wins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,32 +80,34 @@ impl AbortRecord {
         }
     }
 
-    /// Creates the record of the loss of a rank.
+    /// Creates the abort record for a lost rank; `how` says how the loss was detected.
     #[doc(hidden)]
     pub fn lost(rank: Rank, how: &str) -> Self {
         let text = format!("rank {rank} is lost: {how}");
         Self { cause: Cause::PeerLost, ..Self::timeout(Some(rank), text) }
     }
 
-    /// Creates the record of a rank that has failed outside of an operation, for example at a limit
-    /// of the system.
+    /// Creates the abort record for a rank that failed outside of an operation, for example at a
+    /// system limit.
     pub fn failed(rank: Rank, kind: ErrorKind, error: impl fmt::Display) -> Self {
         let text = format!("rank {rank} failed ({kind}): {error}");
         let by = Some(rank);
         Self { cause: Cause::EngineFailed, by, ..Self::timeout(Some(rank), text) }
     }
 
-    /// Encodes the record for [`Bootstrap::abort`](super::Bootstrap::abort).
+    /// Encodes the record as the bytes that [`Bootstrap::abort`](super::Bootstrap::abort) takes.
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("plain data always encodes")
     }
 
-    /// Decodes a record. It fails for any other bytes, which a program can pass to `abort`.
+    /// Decodes a record, or returns an error if `bytes` are not an encoded record.
+    ///
+    /// A program can pass any bytes to `abort`.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, postcard::Error> {
         postcard::from_bytes(bytes)
     }
 
-    /// Decodes a record, or creates one that blames the rank whose bytes cannot be decoded.
+    /// Decodes a record that `from` sent, or creates a record that blames `from` if decoding fails.
     #[doc(hidden)]
     pub fn decode(bytes: &[u8], from: Rank) -> Self {
         let error = match Self::parse(bytes) {
@@ -120,7 +122,7 @@ impl AbortRecord {
         Self { cause: Cause::EngineFailed, by, ..Self::timeout(Some(from), text) }
     }
 
-    /// Returns the error that the calls of the rank `own` report.
+    /// Converts the record into the error that calls return on the rank `own`.
     #[doc(hidden)]
     pub fn to_error(&self, own: Rank) -> Error {
         let kind = match self.cause {

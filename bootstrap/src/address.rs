@@ -1,4 +1,4 @@
-//! Parses the address of the hub, a host and a port, in every form that users write.
+//! Parses the address of the hub, which users write as a host and a port in several forms.
 //!
 //! | form | result |
 //! | --- | --- |
@@ -21,16 +21,19 @@ use peerlane_hal::ErrorKind;
 
 use crate::error::{Error, quoted};
 
-/// The most bytes of a name (RFC 1035).
+/// The maximum length of a host name, in bytes (RFC 1035).
 const NAME_BYTES_MAX: usize = 253;
 
-/// The most bytes of a part of a name between dots (RFC 1035).
+/// The maximum length of the text between two dots of a host name, in bytes (RFC 1035).
 const LABEL_BYTES_MAX: usize = 63;
 
-/// The most bytes of the name of an interface in Linux (`IFNAMSIZ` without the zero).
+/// The maximum length of the name of a network interface in Linux, in bytes.
+///
+/// It is `IFNAMSIZ` without the terminating zero.
 const INTERFACE_BYTES_MAX: usize = 15;
 
-/// Holds a host and a port, which [`HubAddress`](super::environment::HubAddress) contains as text.
+/// Stores the parsed address of the hub, which [`HubAddress`](super::environment::HubAddress) holds
+/// as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     host: Host,
@@ -40,7 +43,7 @@ pub(crate) struct Address {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Host {
     Ip(IpAddr),
-    /// A link-local address and the interface, by its name or number.
+    /// A link-local IPv6 address, and the name or number of its network interface.
     LinkLocal(Ipv6Addr, String),
     Name(String),
 }
@@ -89,7 +92,8 @@ impl Address {
         Ok(Self { host, port })
     }
 
-    /// Parses a host, such as the value of `MASTER_ADDR`, and adds a port to it.
+    /// Parses a host without a port, such as the value of `MASTER_ADDR`, and combines it with
+    /// `port`.
     pub(crate) fn parse_host(source: &str, text: &str, port: u16) -> Result<Self, Error> {
         let expected = |what: &str| invalid(source, text, what);
         if let Some((_, rest)) = text.split_once("://") {
@@ -120,7 +124,8 @@ impl Address {
         self.port
     }
 
-    /// Returns whether the address is one of this host only.
+    /// Returns whether the address is a loopback address, which only processes of the same host can
+    /// reach.
     ///
     /// Only the literal loopback addresses and `localhost` count. A host may resolve its own name
     /// to a loopback address, but other hosts do not, so no other name counts.
@@ -132,12 +137,14 @@ impl Address {
         }
     }
 
-    /// Returns whether the address means every address of the host that uses it, such as `0.0.0.0`.
+    /// Returns whether the host is an unspecified IP address, such as `0.0.0.0`.
+    ///
+    /// It means every address of the host that uses it.
     pub(crate) fn is_unspecified(&self) -> bool {
         matches!(self.host, Host::Ip(ip) if ip.is_unspecified())
     }
 
-    /// Returns the socket address; `None` if only the system's resolver knows it.
+    /// Returns the socket address, or `None` if only the system's resolver can determine it.
     pub(crate) fn literal(&self) -> Option<SocketAddr> {
         match self.host {
             Host::Ip(ip) => Some(SocketAddr::new(ip, self.port)),
@@ -145,7 +152,9 @@ impl Address {
         }
     }
 
-    /// Resolves the host. The system's resolver can block for long.
+    /// Resolves the host, and returns its socket addresses.
+    ///
+    /// The system's resolver can block for long.
     ///
     /// # Errors
     /// That of the resolver, for example for an unknown name, or for an interface that this host
@@ -169,7 +178,7 @@ impl Address {
         }
     }
 
-    /// Listens at the first address of the host at which this is possible.
+    /// Opens a listening socket at the first resolved address of the host that can be bound.
     pub(crate) fn listen(&self) -> io::Result<TcpListener> {
         TcpListener::bind(self.resolve()?.as_slice())
     }
@@ -187,7 +196,9 @@ impl fmt::Display for Address {
 }
 
 impl Host {
-    /// Parses a host without its brackets. The error says what was expected.
+    /// Parses a host after its brackets, if any, were removed.
+    ///
+    /// The error says what was expected.
     fn parse(text: &str, is_bracketed: bool) -> Result<Self, String> {
         let (ip_text, interface) = ip_and_interface(text);
 
@@ -218,7 +229,7 @@ impl Host {
         }
     }
 
-    /// Parses the name of a host, and refuses short forms of IPv4 addresses.
+    /// Parses the name of a host, and rejects short forms of IPv4 addresses, such as `127.1`.
     fn parse_name(text: &str) -> Result<Self, String> {
         let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
         if let Some(letter) = text.chars().find(|letter| !is_allowed(*letter)) {
@@ -250,7 +261,7 @@ impl Host {
     }
 }
 
-/// Splits `fe80::1%eth0` into the address and the interface.
+/// Splits a text such as `fe80::1%eth0` into the IP address and the network interface, if any.
 fn ip_and_interface(text: &str) -> (&str, Option<&str>) {
     match text.split_once('%') {
         Some((ip, interface)) => (ip, Some(interface)),
@@ -264,7 +275,7 @@ fn is_interface(text: &str) -> bool {
     (1..=INTERFACE_BYTES_MAX).contains(&text.len()) && !text.contains(is_forbidden)
 }
 
-/// Returns whether the resolver reads the text as a part of an IPv4 address.
+/// Returns whether `text` is a number that resolvers read as a part of an IPv4 address.
 fn is_number(text: &str) -> bool {
     let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
 
@@ -274,7 +285,7 @@ fn is_number(text: &str) -> bool {
     }
 }
 
-/// Returns the error for an address that is not what was expected.
+/// Returns the error for the malformed address `text`, which is from `source`, such as a variable.
 fn invalid(source: &str, text: &str, expected: &str) -> Error {
     let text = format!("{source} is {}, expected {expected}", quoted(text));
     Error::new(ErrorKind::InvalidArgument, text)

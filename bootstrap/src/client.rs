@@ -1,4 +1,4 @@
-//! Implements the side of one rank: exchanges between all ranks, and notices of lost ranks.
+//! Implements one rank's side of a bootstrap, which exchanges data and notices through the hub.
 //!
 //! The in-process group and the TCP bootstrap add the transport to and from the hub and share the
 //! rest.
@@ -23,27 +23,29 @@ use crate::error::Error;
 
 const START: &str = "the group did not start";
 
-/// How long a rank waits for the hub after a start has timed out, before it checks whether the hub
-/// still runs.
+/// How long a rank waits for the hub's answer to a start timeout before it checks whether the hub
+/// runs.
 const START_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a process that runs may take to answer before it counts as faulty.
+/// The time after which a process that runs but does not answer counts as faulty.
 ///
 /// It is long because the processors can be busy with other work.
 pub const RUNNING_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Limits the bytes of the messages that are kept for a rank without a listener, in all of its
-/// groups together.
+/// The maximum number of bytes of messages that are queued for a rank without a listener.
+///
+/// It applies to all groups of the rank together.
 const QUEUED_BYTES_MAX: usize = 8 << 20;
 
-/// The number of bytes that a kept message counts for in addition to its data.
+/// The number of bytes that is counted for each queued notice in addition to its message.
 const NOTICE_BYTES: usize = 256;
 
-/// The part of the timeout of an exchange, as a divisor, that is left when a rank asks which ranks
+/// The fraction of an exchange's timeout, as a divisor, that remains when a rank asks which ranks
 /// are missing.
 const WATCH_PART: u32 = 4;
 
-/// Limits the time before the deadline at which a rank asks which ranks are missing.
+/// The longest time before the deadline of an exchange at which a rank asks which ranks are
+/// missing.
 const WATCH_MAX: Duration = Duration::from_secs(1);
 
 /// Implements one rank's side of one group, without the transport to the hub.
@@ -51,16 +53,17 @@ pub(super) struct Client {
     rank: Rank,
     ranks: usize,
     state: Monitor<ClientState>,
-    /// Held while an exchange begins, because the hub counts the contributions of a rank.
+    /// Makes exchanges begin one at a time, so that requests are sent in the order of their
+    /// numbers.
     begins: Mutex<()>,
     notifications: Mutex<Notifications>,
     /// Counts the bytes of the messages that wait for listeners of this rank, in all of its groups.
     queued: Meter,
-    /// The process that runs the hub, if the hub has told its id.
+    /// The id of the process that runs the hub, if the hub has sent it.
     hub_process: Option<ProcessId>,
 }
 
-/// Stores what a rank knows of its group from the replies of the hub.
+/// Stores the state of a group, as one rank knows it from the replies of the hub.
 #[derive(Debug, Default)]
 pub struct ClientState {
     ranks: usize,
@@ -76,11 +79,11 @@ pub struct ClientState {
     end_cause: Option<EndCause>,
     acknowledged: bool,
     has_left: bool,
-    /// Why the connection to the hub has closed.
+    /// The reason why the connection to the hub has closed, or `None` while it is open.
     closed: Option<String>,
 }
 
-/// Stores the listener of a rank, and the notices that arrived before it was set.
+/// Stores the listener of a rank, and queues the notices that arrive before the listener is set.
 ///
 /// The lock is held while the listener runs, which keeps notices in order.
 #[derive(Default)]
@@ -102,13 +105,14 @@ impl Client {
         }
     }
 
-    /// Creates the side of a rank whose hub runs in the process `hub_process`.
+    /// Creates the client of a rank whose hub runs in the process `hub_process`.
     pub(super) fn of_hub(rank: Rank, ranks: usize, hub_process: Option<ProcessId>) -> Self {
         Self { hub_process, ..Self::new(rank, ranks) }
     }
 
-    /// Creates the side of this rank in a group that was split from this one. `hub` is the rank
-    /// that runs the hub.
+    /// Creates the client of this rank in a subgroup, in which the rank has the number `rank`.
+    ///
+    /// `hub` is the rank of the subgroup that runs the hub, if any.
     pub(super) fn of_subgroup(&self, rank: Rank, ranks: usize, hub: Option<Rank>) -> Self {
         let state = ClientState { runs_hub: hub, hub, ..ClientState::new(ranks) };
 
@@ -159,7 +163,8 @@ impl Client {
         Err(with_peer(Error::new(ErrorKind::Timeout, text), hub))
     }
 
-    /// Takes part in the next exchange of the group, and returns the contributions of all ranks.
+    /// Contributes `mine` to the next exchange of the group, and returns the contributions of all
+    /// ranks.
     ///
     /// `send` returns no error: if the hub cannot be reached, the client is closed or the deadline
     /// passes.
@@ -196,7 +201,8 @@ impl Client {
         result
     }
 
-    /// Ends the group after an exchange has timed out, and returns the error for the caller.
+    /// Ends the group because the exchange `what` has timed out, and returns the error for its
+    /// caller.
     fn time_out_exchange(&self, what: &str, deadline: Deadline, send: impl Fn(Request)) -> Error {
         let missing = self.state.lock().missing();
         let error = self.timeout_error(what, &missing, deadline);
@@ -217,13 +223,14 @@ impl Client {
         error
     }
 
-    /// Returns what this rank sees of the process of a rank.
+    /// Returns whether the process of `rank` runs, is stopped or has ended, as far as this rank can
+    /// see.
     pub(super) fn process(&self, rank: Rank) -> ProcessState {
         let id = self.state.lock().processes.get(rank.index()).cloned().flatten();
         ProcessState::from_id(id.as_ref())
     }
 
-    /// Returns what this rank sees of the process that runs the hub.
+    /// Returns the state of the process that runs the hub, as far as this rank can see.
     pub(super) fn relay_process(&self) -> ProcessState {
         ProcessState::from_id(self.hub_process.as_ref())
     }
@@ -232,8 +239,8 @@ impl Client {
         self.state.lock().runs_hub
     }
 
-    /// Returns the ranks that can take part in a smaller group, with the addresses at which they
-    /// listen.
+    /// Returns the ranks that can take part when the group shrinks, with the addresses at which
+    /// they listen.
     ///
     /// A rank that has left the group or does not listen cannot take part.
     pub(super) fn remaining(&self) -> Vec<(Rank, SocketAddr)> {
@@ -250,7 +257,7 @@ impl Client {
         missing.into_iter().filter(|rank| *rank != self.rank).collect()
     }
 
-    /// Returns the error of an exchange that has timed out while the ranks `missing` had not taken
+    /// Returns the error for the exchange `what`, which timed out before the ranks `missing` took
     /// part.
     fn timeout_error(&self, what: &str, missing: &[Rank], deadline: Deadline) -> Error {
         let others: Vec<_> = missing.iter().copied().filter(|rank| *rank != self.rank).collect();
@@ -269,7 +276,8 @@ impl Client {
         with_peer(Error::new(ErrorKind::Timeout, text), others.first().copied())
     }
 
-    /// Checks that a message can be sent to the hub, and that the group has not ended.
+    /// Checks that `bytes` fit into a request, and that this rank has neither left the group nor
+    /// lost the hub.
     pub(super) fn check_send(&self, what: &str, bytes: &[u8]) -> Result<(), Error> {
         check_sizes("", bytes)?;
 
@@ -283,7 +291,8 @@ impl Client {
         }
     }
 
-    /// Marks the group as left, and returns true if a goodbye must now be sent to the hub.
+    /// Marks the group as left by this rank, and returns whether the caller must send a goodbye to
+    /// the hub.
     ///
     /// It returns false if a goodbye was sent before.
     pub(super) fn begin_leave(&self) -> Result<bool, Error> {
@@ -305,8 +314,8 @@ impl Client {
         self.state.wait(deadline, |state| state.closed.is_some().then_some(())).is_some()
     }
 
-    /// Applies a reply of the hub, notifies the listener, and returns the request that answers the
-    /// reply.
+    /// Applies a reply of the hub, notifies the listener, and returns the request, if any, that
+    /// answers the reply.
     pub(super) fn receive(&self, reply: Reply) -> Option<Request> {
         let notice = self.state.change(|state| state.apply(reply))?;
         let must_acknowledge = matches!(notice, Notice::Abort { .. } | Notice::Lost { .. });
@@ -319,7 +328,7 @@ impl Client {
         must_acknowledge.then_some(Request::Acknowledge)
     }
 
-    /// Returns why the connection to the hub has closed, if it has.
+    /// Returns the reason why the connection to the hub has closed, or `None` while it is open.
     pub(super) fn closed_how(&self) -> Option<String> {
         self.state.lock().closed.clone()
     }
@@ -332,7 +341,7 @@ impl Client {
         }
     }
 
-    /// Sets the listener, after it has received the notices that arrived earlier.
+    /// Passes the queued notices to `listener`, and then sets it as the listener of this rank.
     pub(super) fn listen(&self, listener: Arc<dyn Listener>) {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         for (notice, _) in notifications.queued.drain(..) {
@@ -345,9 +354,10 @@ impl Client {
         self.notifications.lock().unwrap_or_else(PoisonError::into_inner).listener.clone()
     }
 
-    /// Passes a notice to the listener, or keeps it until there is a listener.
+    /// Passes a notice to the listener or queues it, and returns an abort record if the queue is
+    /// too long.
     ///
-    /// It returns the record that ends the group if the kept messages have too many bytes.
+    /// The record ends the group, because the queued messages have too many bytes.
     fn notify(&self, notice: Notice) -> Option<AbortRecord> {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state.lock().has_left {
@@ -374,7 +384,7 @@ impl Client {
 }
 
 impl Notifications {
-    /// Returns the record that ends the group because too many messages wait for a listener.
+    /// Returns the abort record that ends the group because too many messages wait for a listener.
     ///
     /// It blames the rank that has sent most of their bytes.
     fn too_many(&self) -> Option<AbortRecord> {
@@ -394,13 +404,15 @@ impl Notifications {
 }
 
 impl ClientState {
-    /// Creates the state of a rank in a first group, whose hub counts as rank 0.
+    /// Creates the state of a rank in a group that was not split from another one.
+    ///
+    /// If the hub is lost, rank 0 counts as lost.
     pub fn new(ranks: usize) -> Self {
         Self { ranks, hub: Some(Rank(0)), ..Self::default() }
     }
 
-    /// Returns whether the group has started or has failed to start, or `None` while it is not
-    /// decided.
+    /// Returns success or the error once the group has started or failed to start, and `None`
+    /// before.
     fn start_outcome(&self) -> Option<Result<(), Error>> {
         if self.has_started {
             return Some(Ok(()));
@@ -429,8 +441,8 @@ impl ClientState {
         self.exchanges.remove(&sequence);
     }
 
-    /// Returns the ranks that have not contributed to the first exchange that this rank has begun
-    /// and not ended.
+    /// Returns the ranks that have not contributed to this rank's oldest exchange that has not
+    /// ended.
     pub fn missing(&self) -> Vec<Rank> {
         let begun = self.exchanges.range(..self.next_sequence).next();
         begun.into_iter().flat_map(|(_, exchange)| exchange.missing()).collect()
@@ -459,7 +471,7 @@ impl ClientState {
         notices
     }
 
-    /// Applies a reply of the hub, and returns the notice for the listener.
+    /// Applies a reply of the hub, and returns the notice, if any, for the listener.
     pub fn apply(&mut self, reply: Reply) -> Option<Notice> {
         let ranks = self.ranks;
         let known = |rank: u32| (rank as usize) < ranks;
@@ -519,7 +531,10 @@ impl ClientState {
         }
     }
 
-    /// Returns an exchange that this rank has begun and not ended, or has still to begin.
+    /// Returns the exchange with the number `sequence`, or `None` if this rank has ended it
+    /// already.
+    ///
+    /// An exchange that this rank has not begun yet is created.
     fn exchange(&mut self, sequence: u64) -> Option<&mut Exchange> {
         // A reply that comes after the end of its exchange must not create it again.
         if sequence < self.next_sequence {
@@ -530,7 +545,7 @@ impl ClientState {
         Some(self.exchanges.entry(sequence).or_insert_with(|| Exchange::new(ranks)))
     }
 
-    /// Returns the result of an exchange, or `None` while it can still complete.
+    /// Returns the result of the exchange `sequence`, or `None` while it can still complete.
     ///
     /// An exchange that was complete before the end of the group stays complete, on every rank.
     pub fn outcome(&mut self, sequence: u64, what: &str) -> Option<Result<Vec<Vec<u8>>, Error>> {
@@ -554,7 +569,7 @@ impl ClientState {
     }
 }
 
-/// Returns how long before its deadline an exchange asks which ranks are missing.
+/// Returns how long before the deadline of an exchange a rank asks the hub which ranks are missing.
 pub fn watch_time(timeout: Duration) -> Duration {
     (timeout / WATCH_PART).min(WATCH_MAX)
 }
@@ -573,7 +588,7 @@ fn check_sizes(label: &str, blob: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the error of an exchange to which two ranks have contributed with different labels.
+/// Returns the error for an exchange to which two ranks have contributed with different labels.
 fn mismatch_error(sequence: u64, mut labels: [(u32, String); 2]) -> Error {
     // The second rank is the one whose label differs from that of the rank which came first.
     let second = Rank(labels[1].0);
@@ -592,11 +607,11 @@ fn left_error(what: &str) -> Error {
     Error::new(ErrorKind::Other, format!("{what}: this rank has already left the group"))
 }
 
-/// Collects the contributions to one exchange.
+/// Collects the contributions to one exchange as they arrive from the hub.
 #[derive(Debug)]
 struct Exchange {
     blobs: Vec<Option<Vec<u8>>>,
-    /// The ranks that have contributed, as far as the hub has told.
+    /// The ranks that, according to the hub's reports so far, have contributed.
     present: BTreeSet<Rank>,
     is_watched: bool,
     mismatch: Option<Error>,
@@ -608,7 +623,8 @@ impl Exchange {
         Self { blobs, present: BTreeSet::new(), is_watched: false, mismatch: None }
     }
 
-    /// Takes the result of the exchange, or returns `None` while contributions are missing.
+    /// Takes and returns the result of the exchange, or returns `None` while contributions are
+    /// missing.
     fn outcome(&mut self) -> Option<Result<Vec<Vec<u8>>, Error>> {
         if let Some(error) = self.mismatch.take() {
             return Some(Err(error));

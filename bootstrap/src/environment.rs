@@ -68,7 +68,7 @@ use super::address::Address;
 use super::secret::Secret;
 use crate::error::{Error, quoted, shown};
 
-/// The port of the hub if no variable names one.
+/// The port of the hub if no environment variable sets another port.
 pub const DEFAULT_PORT: u16 = 29501;
 
 /// Holds the settings of a process that joins its group, such as its rank and the address of the
@@ -79,19 +79,20 @@ pub struct Environment {
     pub rank: Rank,
     /// The number of ranks of the group.
     pub ranks: usize,
-    /// The variable that sets the number of ranks; `None` if the caller sets it.
+    /// The environment variable that `ranks` was read from, or `None` if the caller has set
+    /// `ranks`.
     pub ranks_variable: Option<&'static str>,
     /// The index of this rank among the ranks of its host, counted from 0, if the launcher sets it.
     pub local_rank: Option<u32>,
     /// The number of ranks on this host, if the launcher sets it.
     pub local_ranks: Option<u32>,
-    /// The id of the job, if the launcher or `PEERLANE_JOB_ID` sets one. It is equal on all ranks
-    /// of a job, and different for other jobs.
+    /// The id of the job, if the launcher or `PEERLANE_JOB_ID` sets it.
+    ///
+    /// It is equal on all ranks of a job, and different for other jobs.
     pub job: Option<String>,
-    /// The secret of the job, equal on all ranks.
+    /// The secret of the job, the same on all ranks, or `None` for a job without a secret.
     pub secret: Option<Secret>,
-    /// Whether the hub may be at an address that other hosts can reach although the job has no
-    /// secret.
+    /// Whether a job without a secret may have its hub at an address that other hosts can reach.
     pub allow_unauthenticated: bool,
     /// The address of the hub, and which process opens the hub there.
     pub hub: HubAddress,
@@ -110,7 +111,8 @@ pub enum HubAddress {
 }
 
 impl Environment {
-    /// Creates the settings of a rank whose group uses the running hub `hub`, without a launcher.
+    /// Creates the settings of a rank that joins the running hub at the address `hub`, without a
+    /// launcher.
     pub fn at_hub(hub: impl ToString, rank: Rank, ranks: usize) -> Self {
         Self {
             rank,
@@ -125,7 +127,8 @@ impl Environment {
         }
     }
 
-    /// Reads the environment variables of this process; returns `None` if no launcher has set them.
+    /// Reads the settings from the environment of this process, or returns `None` if no launcher
+    /// has set them.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) naming the variable that is missing,
@@ -135,8 +138,8 @@ impl Environment {
         Self::from_lookup(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
-    /// Reads the environment variables of [`from_env`](Self::from_env) through a lookup function
-    /// instead of from the process.
+    /// Reads the settings like [`from_env`](Self::from_env), but takes the value of each variable
+    /// from `lookup`.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -170,7 +173,7 @@ impl Environment {
         partial.first().map_or(Ok(None), |part| Err(part.error()))
     }
 
-    /// Checks that only processes of the job can reach the hub, or that the job has a secret.
+    /// Checks that a hub that other hosts can reach has a secret, or is allowed to have none.
     pub(super) fn check_authentication(&self) -> Result<(), Error> {
         let (variable, address) = match &self.hub {
             HubAddress::RankZero(address) => ("MASTER_ADDR", address),
@@ -190,35 +193,37 @@ impl Environment {
     }
 }
 
-/// The last part of errors about an address that other hosts can reach.
+/// The advice at the end of errors about a hub that other hosts can reach without a secret.
 pub(super) const NO_SECRET_HELP: &str = "set PEERLANE_SECRET or PEERLANE_SECRET_FILE to the same secret on all ranks \
     (`openssl rand -hex 32` creates one), or set PEERLANE_ALLOW_UNAUTHENTICATED=1 if only this job can reach the network";
 
-/// The name of the hub's address in errors that do not know where the address is from.
+/// The words for the address of the hub in errors whose code does not know the variable of the
+/// address.
 pub(super) const HUB_ADDRESS: &str = "the address of the hub";
 
 const JOB_BYTES_MAX: usize = 256;
 
-/// Lists the names of the variables of one launcher.
+/// Lists the names of the environment variables that one launcher sets.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
-    /// `None` if the launcher does not put the number of ranks into the environment.
+    /// The variable with the number of ranks, or `None` if the launcher sets no such variable.
     ranks: Option<&'static str>,
     local_rank: &'static [&'static str],
     local_ranks: &'static [&'static str],
     hosts: Option<&'static str>,
-    /// The variable with the list of hosts; rank 0 is on the first.
+    /// The variable with the list of hosts, the first of which runs rank 0.
     host_list: Option<&'static str>,
-    /// Other variables that show that the process is one of several.
+    /// Other variables whose presence shows that the process is one of several ranks.
     signs: &'static [&'static str],
-    /// Variables that a single process can have as well, with the value that they have there.
+    /// Variables that even a single process can have, each with the value that it then has.
     alone: &'static [(&'static str, &'static str)],
-    /// Each version of a launcher has its own list of variables, which together identify the job.
+    /// Alternative lists of variables, each of which identifies the job if all its variables are
+    /// set.
     jobs: &'static [&'static [&'static str]],
 }
 
-/// The fields that a launcher does not set.
+/// The values of the fields that an entry of [`LAUNCHERS`] leaves out.
 const NO_VARIABLES: Launcher = Launcher {
     name: "",
     rank: "",
@@ -312,11 +317,10 @@ static LAUNCHERS: [Launcher; 9] = [
     },
 ];
 
-/// The variables with the number of tasks of a Slurm job, which processes that `srun` has not
-/// started have too.
+/// The variables with the number of tasks of a Slurm job, which are set even outside of `srun`.
 const SLURM_JOB_TASKS: [&str; 2] = ["SLURM_NTASKS", "SLURM_NPROCS"];
 
-/// Tells what the variables of one launcher say about this process.
+/// Stores what the variables of one launcher say about the rank of this process.
 enum Reading {
     Nothing,
     Partial(PartialSet),
@@ -331,8 +335,7 @@ struct CompleteSet {
     ranks: u32,
 }
 
-/// Holds a variable that shows that this process is one of several, without a rank or a number of
-/// ranks.
+/// Holds a variable that shows that this process is one of several, if rank or size is not set.
 struct PartialSet {
     launcher: &'static Launcher,
     name: &'static str,
@@ -364,7 +367,8 @@ impl PartialSet {
         ))
     }
 
-    /// Checks that a launcher with less precedence has the same rank and number of ranks.
+    /// Checks that this incomplete set does not contradict the rank and number of ranks in
+    /// `complete`.
     fn check_consistent(&self, complete: &CompleteSet) -> Result<(), Error> {
         let Self { launcher, name, value, .. } = self;
         let is_other = |own: Option<u32>, other: u32| own.is_some_and(|own| own != other);
@@ -392,7 +396,7 @@ impl PartialSet {
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
-    /// Reads what one launcher says about this process.
+    /// Reads the variables of `launcher`, and returns what they say about the rank of this process.
     fn read(&self, launcher: &'static Launcher) -> Result<Reading, Error> {
         let rank_name = launcher.rank;
         let rank = self.read_number(rank_name)?;
@@ -420,7 +424,8 @@ impl Variables<'_> {
         })
     }
 
-    /// Returns the first variable of a launcher that a single process does not have, and its value.
+    /// Returns the name and value of the first variable of `launcher` that a single process does
+    /// not have.
     fn sign(&self, launcher: &Launcher) -> Option<(&'static str, String)> {
         let Launcher { rank, ranks, local_rank, local_ranks, signs, alone, .. } = launcher;
         let numbers = [*rank].into_iter().chain(*ranks);
@@ -437,7 +442,8 @@ impl Variables<'_> {
         None
     }
 
-    /// Returns the launchers of `rows` that set the rank and the number of ranks of `complete`.
+    /// Returns the launchers of `rows` whose variables have the same rank and number of ranks as
+    /// `complete`.
     fn launchers_of(
         &self,
         complete: &CompleteSet,
@@ -452,7 +458,8 @@ impl Variables<'_> {
             .collect()
     }
 
-    /// Refuses a process that `srun` has not started in a Slurm job of several tasks.
+    /// Returns an error if this process is in a Slurm job of several tasks but was not started by
+    /// `srun`.
     ///
     /// Such a process is a batch script, for example.
     fn check_batch_script(&self) -> Result<(), Error> {
@@ -472,7 +479,9 @@ impl Variables<'_> {
         Ok(())
     }
 
-    /// Reads all settings, after the rank and the number of ranks are known from `launchers`.
+    /// Reads all settings of a process whose rank and number of ranks are in `complete`.
+    ///
+    /// `launchers` are the launchers that set these two.
     fn environment(
         &self,
         complete: &CompleteSet,
@@ -539,7 +548,7 @@ impl Variables<'_> {
         }
     }
 
-    /// Returns the id of the job from `PEERLANE_JOB_ID` or from the variables of a launcher.
+    /// Returns the id of the job from `PEERLANE_JOB_ID` or from the variables of `launcher`.
     fn job(&self, launcher: &Launcher) -> Result<Option<String>, Error> {
         if let Some(job) = self.text("PEERLANE_JOB_ID") {
             if job.len() > JOB_BYTES_MAX {
@@ -562,10 +571,10 @@ impl Variables<'_> {
         Ok(job.filter(|job| job != "none" && job.len() <= JOB_BYTES_MAX))
     }
 
-    /// Returns the address of the hub, and which process opens it.
+    /// Returns the address of the hub, and whether rank 0 or another process opens the hub there.
     ///
-    /// It is a loopback address if other hosts may not and need not reach the hub: torchrun sets
-    /// `MASTER_ADDR` to the name of the host even if all ranks are on that host.
+    /// The address is a loopback address if other hosts may not and need not reach the hub:
+    /// torchrun sets `MASTER_ADDR` to the name of the host even if all ranks are on that host.
     fn hub(
         &self,
         launchers: &[&Launcher],
@@ -604,7 +613,7 @@ impl Variables<'_> {
         }
     }
 
-    /// Returns the address of the hub at the first host in the list of a launcher, where rank 0 is.
+    /// Returns `port` on the first host of a launcher's list of hosts, which is the host of rank 0.
     fn first_host(&self, launchers: &[&Launcher], port: u16) -> Result<Option<Address>, Error> {
         for name in launchers.iter().filter_map(|launcher| launcher.host_list) {
             if let Some(list) = self.text(name) {
@@ -649,7 +658,7 @@ impl Variables<'_> {
         }
     }
 
-    /// Returns the number in a variable; `None` if the variable is not set.
+    /// Parses the value of the variable `name` as a number, or returns `None` if it is not set.
     fn read_number(&self, name: &str) -> Result<Option<u32>, Error> {
         let Some(text) = self.text(name) else { return Ok(None) };
 
@@ -663,7 +672,7 @@ impl Variables<'_> {
         }
     }
 
-    /// Returns the first of these variables that is set, and its value.
+    /// Returns the first variable of `names` that is set, and its value as a number.
     fn first_number(
         &self,
         names: impl IntoIterator<Item = &'static str>,
@@ -677,13 +686,13 @@ impl Variables<'_> {
         Ok(None)
     }
 
-    /// Returns the value of a variable without white space at its ends; `None` if nothing is left.
+    /// Returns the trimmed value of the variable `name`, or `None` if it is empty or not set.
     fn text(&self, name: &str) -> Option<String> {
         (self.0)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
     }
 }
 
-/// Returns the first host of a list such as `node[03-05,7],login`, which is `node03`.
+/// Returns the first host of a list in Slurm's notation, such as `node03` of `node[03-05,7],login`.
 fn first_host(list: &str) -> String {
     let mut host = String::new();
     let mut rest = list;
@@ -702,7 +711,8 @@ fn first_host(list: &str) -> String {
     host + rest
 }
 
-/// Checks that the number in a variable is below the number in another one.
+/// Checks that `number`, the value of the variable `name`, is below `bound`, the value of
+/// `bound_name`.
 fn check_below(name: &str, number: u32, bound_name: &str, bound: u32) -> Result<(), Error> {
     if number < bound {
         return Ok(());

@@ -34,7 +34,7 @@ impl<S> Deref for Uninherited<S> {
     }
 }
 
-/// Counts how often this process was forked from one that had such sockets.
+/// Stores the number of forks that led to this process, so that an object can detect a fork.
 ///
 /// The threads of an object that was created before the last fork do not exist in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Generation {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Returns whether this process was forked from the one that took the value.
+    /// Returns whether this process was forked from the process that created this value.
     pub(crate) fn is_past(self) -> bool {
         self.0 != FORKS.load(Ordering::Relaxed)
     }
@@ -54,24 +54,25 @@ impl Generation {
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The first slot of a list that only grows.
+/// The first slot of the linked list of open sockets, which are closed in forked children.
 ///
-/// A fork can happen while another thread changes the list, and the child must not wait for a lock.
+/// The list only grows. A fork can happen while another thread changes the list, and the child must
+/// not wait for a lock.
 static LIST: AtomicPtr<Slot> = AtomicPtr::new(ptr::null_mut());
 
-/// A socket that is closed for both directions and takes the place of each listed one in a child.
+/// The descriptor of a shut-down socket, which replaces every listed socket in a forked child.
 static CLOSED: AtomicI32 = AtomicI32::new(NONE);
 
 const NONE: RawFd = -1;
 
-/// Holds the number of a listed socket, or [`NONE`] if the slot is free.
+/// Holds the descriptor of a listed socket, or [`NONE`] if the slot is free.
 struct Slot {
     descriptor: AtomicI32,
     next: *const Slot,
 }
 
 impl Slot {
-    /// Takes the slot for a descriptor if the slot is free, and returns whether it was.
+    /// Stores `descriptor` in the slot if the slot is free, and returns whether the slot was free.
     fn take(&self, descriptor: RawFd) -> bool {
         let taken =
             self.descriptor.compare_exchange(NONE, descriptor, Ordering::AcqRel, Ordering::Relaxed);
@@ -79,7 +80,7 @@ impl Slot {
     }
 }
 
-/// Returns the slots of the list, free or taken.
+/// Returns all slots of the list that begins at [`LIST`], free or taken.
 fn slots() -> impl Iterator<Item = &'static Slot> {
     let mut next: *const Slot = LIST.load(Ordering::Acquire);
 
@@ -92,7 +93,7 @@ fn slots() -> impl Iterator<Item = &'static Slot> {
     })
 }
 
-/// Keeps the number of a socket in the list until it is dropped.
+/// Keeps the descriptor of a socket in [`LIST`] until the value is dropped.
 #[derive(Debug)]
 struct Listed(&'static AtomicI32);
 
@@ -129,7 +130,7 @@ impl Drop for Listed {
     }
 }
 
-/// Registers the handler of forks, once.
+/// Registers, once per process, the function that runs in every forked child.
 ///
 /// If that fails, the death of a rank is only noticed when its children have ended too.
 fn watch_forks() {
@@ -149,7 +150,7 @@ fn watch_forks() {
     });
 }
 
-/// Replaces all listed sockets of a child by a closed one, right after the fork.
+/// Replaces all listed sockets of a forked child by a shut-down socket, right after the fork.
 extern "C" fn enter_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 

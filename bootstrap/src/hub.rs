@@ -1,5 +1,4 @@
-//! Implements the state of the hub, which sends every message, abort and loss to all ranks in one
-//! order.
+//! Decides in which order the hub passes messages, aborts and losses to all ranks of a group.
 //!
 //! The state is driven by events and does no I/O; the in-process group and the TCP hub use the
 //! same. Its replies go to every live rank in one order. That order decides everything on which
@@ -22,16 +21,17 @@ use super::meter::{Charge, Meter};
 use super::process::{ProcessId, ProcessState};
 use crate::error::Error;
 
-/// Describes a rank that joins a group.
+/// Describes a rank that joins a group through the hub.
 #[derive(Debug, Default)]
 pub struct Joining {
     pub runs_hub: bool,
-    /// The address at which the rank listens if the group shrinks.
+    /// The address at which other ranks reach this rank if the group shrinks.
     pub address: Option<SocketAddr>,
     pub process: Option<ProcessId>,
 }
 
-/// Describes what has happened on the connection of a rank.
+/// Describes an event that the hub handles, such as a request of a rank or the loss of its
+/// connection.
 #[derive(Debug)]
 pub enum Event {
     Joined(Joining),
@@ -39,41 +39,45 @@ pub enum Event {
     Lost {
         how: String,
     },
-    /// The hub or a rank that has not joined has failed. It ends a group that is not formed, and no
-    /// other one.
+    /// Reports that the hub, or a rank that has not joined, has failed.
+    ///
+    /// It ends the group only if not all ranks have joined.
     Failed(EndCause),
 }
 
-/// Limits the exchanges to which a rank has contributed and other ranks have not.
+/// The maximum number of incomplete exchanges to which one rank may have contributed.
 ///
 /// A rank that keeps to the protocol begins an exchange when all ranks have contributed to the one
 /// before, or when their labels differ.
 const AHEAD_MAX: usize = 16;
 
-/// The number of bytes that a message, a contribution or a group counts for in addition to its
+/// The number of bytes that is charged for each message, contribution or group in addition to its
 /// data.
 pub(super) const KEPT_BYTES: usize = 1024;
 
-/// Decides what all ranks of one group receive, and in which order.
+/// Stores the hub's state of one group, and decides which replies its ranks receive, in which
+/// order.
 #[derive(Debug)]
 pub struct HubState {
     members: Vec<Membership>,
     addresses: Vec<Option<SocketAddr>>,
     processes: Vec<Option<ProcessId>>,
-    /// The bytes that the hub keeps because of each rank, in all of its groups.
+    /// The counters of the bytes that the hub stores because of each rank, in all groups of that
+    /// rank.
     meters: Vec<Meter>,
-    /// The exchanges that are not complete, from number `completed`.
+    /// The exchanges that are not complete, the first of which has the number `completed`.
     exchanges: VecDeque<Exchange>,
     completed: usize,
-    /// The number of exchanges to which each rank has contributed. All ranks contribute in the same
-    /// order.
+    /// The number of exchanges to which each rank has contributed.
+    ///
+    /// All ranks contribute in the same order.
     contributed: Vec<usize>,
     refused: Option<(u64, String)>,
-    /// A text that says what may be wrong with the address of the hub.
+    /// A hint for the error of a failed start, which says what may be wrong with the hub's address.
     address_doubt: Option<String>,
     runs_hub: Option<Rank>,
     end_cause: Option<EndCause>,
-    /// The bytes of `end_cause`.
+    /// Charges the bytes of `end_cause` to the rank that sent it, as long as the group exists.
     cause_charge: Option<Charge>,
     unacknowledged: BTreeSet<Rank>,
     all_acknowledged: bool,
@@ -86,23 +90,24 @@ enum Membership {
     Gone,
 }
 
-/// Collects the contributions to one exchange.
+/// Collects the contributions of all ranks to one exchange.
 #[derive(Debug)]
 struct Exchange {
-    /// The first rank that contributed with a label other than [`REFUSAL`], and its label. As long
-    /// as there is none, it is a rank that refuses the call.
+    /// The first rank that contributed with a label other than [`REFUSAL`], and its label.
+    ///
+    /// Until there is such a rank, it is a rank that refuses the call.
     first: (Rank, String),
     differs: bool,
     blobs: Vec<Option<Blob>>,
     charges: Vec<Charge>,
     missing: usize,
-    /// Whether ranks are told of each contribution.
+    /// Whether the hub reports each contribution to the ranks as it arrives.
     watched: bool,
 }
 
 impl Exchange {
-    /// Records the label of a contribution, and returns the labels of two ranks if they are the
-    /// first that differ.
+    /// Compares `label` with the label of the exchange, and returns the ranks and labels of the
+    /// first difference.
     fn compare_label(&mut self, from: Rank, label: String) -> Option<[(u32, String); 2]> {
         // A refusal is part of any call, so the labels of the other ranks are compared.
         if self.first.1 == REFUSAL {
@@ -122,9 +127,9 @@ impl Exchange {
         Some([(first.0, expected.clone()), (from.0, label)])
     }
 
-    /// Returns the replies that carry the contributions of all ranks, none of which may be missing.
+    /// Converts a complete exchange into the replies that carry the contributions of all ranks.
     ///
-    /// Equal contributions of consecutive ranks are sent once.
+    /// No contribution may be missing. Equal contributions of consecutive ranks are sent once.
     fn replies(self, sequence: u64) -> Vec<Reply> {
         let mut replies = Vec::new();
         let mut first = 0;
@@ -158,7 +163,7 @@ impl Exchange {
     }
 }
 
-/// Limits the bytes that a run of equal contributions has in addition to its data.
+/// The maximum number of bytes that encode a run of equal contributions in addition to its data.
 const RUN_BYTES: usize = 16;
 
 impl HubState {
@@ -183,8 +188,7 @@ impl HubState {
         }
     }
 
-    /// Creates the state of a group that was split from another one, so that its ranks have all
-    /// joined.
+    /// Creates the state of a subgroup, whose ranks have all joined, with one meter for each rank.
     pub(super) fn of_subgroup(meters: Vec<Meter>) -> Self {
         let ranks = meters.len();
 
@@ -205,7 +209,8 @@ impl HubState {
         &self.meters[rank.index()]
     }
 
-    /// Applies an event of a rank, and returns the replies for every live rank.
+    /// Applies an event of the rank `from`, and returns the replies, which every live rank
+    /// receives.
     pub fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
             Event::Joined(Joining { runs_hub, address, process }) => {
@@ -237,7 +242,7 @@ impl HubState {
         }
     }
 
-    /// Ends the group because a rank is lost, and returns the replies.
+    /// Marks `rank` as lost, ends the group for this reason, and returns the replies.
     fn lose(&mut self, rank: Rank, how: String) -> Vec<Reply> {
         // First, so that the end of the group does not wait for an acknowledgement of this rank.
         self.members[rank.index()] = Membership::Gone;
@@ -248,7 +253,8 @@ impl HubState {
         replies
     }
 
-    /// Counts a connection that was refused, for the hints of a group that does not start.
+    /// Counts a refused connection, so that the error of a group that does not start can mention
+    /// it.
     pub(crate) fn refuse(&mut self, which: String) {
         let count = self.refused.as_ref().map_or(0, |(count, _)| *count);
         self.refused = Some((count + 1, which));
@@ -291,8 +297,7 @@ impl HubState {
         }
     }
 
-    /// Adds a contribution to the next exchange of a rank, and returns the replies that follow from
-    /// it.
+    /// Adds the contribution of `from` to its next exchange, and returns the resulting replies.
     ///
     /// A rank that breaks a limit is lost.
     fn contribute(&mut self, from: Rank, label: String, blob: Blob) -> Vec<Reply> {
@@ -354,7 +359,8 @@ impl HubState {
         replies
     }
 
-    /// Removes the exchanges that need no more contributions, and returns their results.
+    /// Removes the exchanges that await no more contributions, and returns the replies with their
+    /// results.
     fn complete(&mut self) -> Vec<Reply> {
         let mut replies = Vec::new();
         while let Some(exchange) = self.exchanges.front() {
@@ -374,15 +380,16 @@ impl HubState {
         replies
     }
 
-    /// Begins to tell the ranks of the contributions to every open exchange.
+    /// Begins to report the contributions to every open exchange, and returns the first reports.
     fn watch_all(&mut self) -> Vec<Reply> {
         (0..self.exchanges.len()).filter_map(|index| self.watch(index)).collect()
     }
 
-    /// Begins to tell the ranks of the contributions to an exchange, and returns those that have
+    /// Begins to report the contributions to an exchange, and returns the report of those that have
     /// arrived.
     ///
-    /// It returns `None` if the ranks are told already.
+    /// `index` is the place of the exchange in `exchanges`. It returns `None` if the contributions
+    /// are reported already.
     fn watch(&mut self, index: usize) -> Option<Reply> {
         let sequence = (self.completed + index) as u64;
         let exchange = &mut self.exchanges[index];
@@ -395,7 +402,9 @@ impl HubState {
         Some(Reply::Present { sequence, ranks })
     }
 
-    /// Ends a group that has not started in time, unless the last rank has joined meanwhile.
+    /// Ends a group in which ranks are still missing after `timeout`, and returns the replies.
+    ///
+    /// It does nothing if the last rank has joined meanwhile.
     fn start_timed_out(&mut self, timeout: Duration) -> Vec<Reply> {
         let missing: Vec<_> = self.missing().map(|rank| rank.0).collect();
         if missing.is_empty() {
@@ -411,7 +420,9 @@ impl HubState {
         self.end_group(EndCause::NotStarted { missing, timeout, hints })
     }
 
-    /// Ends the group, unless it has ended before, and returns the reply that says so.
+    /// Ends the group because of `end_cause`, and returns the reply that reports it.
+    ///
+    /// It does nothing if the group has ended before.
     fn end_group(&mut self, end_cause: EndCause) -> Vec<Reply> {
         if self.end_cause.is_some() {
             return Vec::new();
@@ -433,13 +444,15 @@ impl HubState {
         vec![Reply::Ended(end_cause)]
     }
 
-    /// Stops the wait for the acknowledgement of a rank, and returns the reply if it was the last.
+    /// Stops waiting for the acknowledgement of `from`, and returns a reply if it was the last
+    /// rank.
     fn acknowledge(&mut self, from: Rank) -> Vec<Reply> {
         self.unacknowledged.remove(&from);
         if self.unacknowledged.is_empty() { self.stop_waiting() } else { Vec::new() }
     }
 
-    /// Tells the ranks that the end of the group is acknowledged, although not all have answered.
+    /// Marks the end of the group as acknowledged, even if ranks have not answered, and returns the
+    /// reply.
     pub(crate) fn stop_waiting(&mut self) -> Vec<Reply> {
         if !self.awaits_acknowledgement() {
             return Vec::new();
@@ -461,7 +474,7 @@ impl HubState {
         self.unacknowledged.iter().copied().filter(|_| self.awaits_acknowledgement())
     }
 
-    /// Returns whether the process of a rank is stopped, as far as this process sees it.
+    /// Returns whether the process of `rank` is stopped, as far as the hub can see.
     pub(crate) fn is_stopped(&self, rank: Rank) -> bool {
         let process = self.processes.get(rank.index()).and_then(Option::as_ref);
         ProcessState::from_id(process) == ProcessState::Stopped
@@ -485,7 +498,7 @@ impl HubState {
         rank.index() < self.members.len()
     }
 
-    /// Returns the ranks that have not joined.
+    /// Returns the ranks that have not joined the group yet.
     pub(crate) fn missing(&self) -> impl Iterator<Item = Rank> {
         self.ranks_where(|member| member == Membership::NotJoined)
     }
@@ -499,12 +512,12 @@ impl HubState {
     }
 }
 
-/// Limits the number of ranks of a group.
+/// The maximum number of ranks of a group.
 ///
 /// Every rank has a TCP connection to the hub, and a host has 65,536 ports.
 pub(crate) const RANKS_MAX: usize = 1 << 16;
 
-/// Checks that a group can have `ranks` ranks.
+/// Checks that `ranks`, the size of a group, is neither 0 nor more than [`RANKS_MAX`].
 pub(crate) fn check_ranks(ranks: usize) -> Result<(), Error> {
     if ranks == 0 {
         let text = "number of ranks is 0, expected at least 1";

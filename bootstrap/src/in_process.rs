@@ -40,15 +40,15 @@ pub struct InProcessBootstrap {
     shrink_calls: AtomicUsize,
 }
 
-/// Stores the calls of `shrink` by all ranks of a group.
+/// Tracks the calls of `shrink` by all ranks of a group.
 #[derive(Default)]
 struct Shrinks {
     gone: BTreeSet<Rank>,
-    /// The first calls of all ranks, then their second calls, and so on.
+    /// One round for the first calls of all ranks, one for their second calls, and so on.
     rounds: Vec<Round>,
 }
 
-/// Stores the calls of `shrink` that form one new group, and the bootstraps of its ranks.
+/// Tracks the calls of `shrink` that form one new group, and stores the bootstraps of its ranks.
 #[derive(Default)]
 struct Round {
     called: BTreeSet<Rank>,
@@ -56,7 +56,7 @@ struct Round {
 }
 
 impl Shrinks {
-    /// Adds the call of a rank to a round.
+    /// Records the call of `shrink` by `rank` in the round with the index `round`.
     fn add_call(&mut self, round: usize, rank: Rank) {
         if self.rounds.len() <= round {
             self.rounds.resize_with(round + 1, Round::default);
@@ -64,8 +64,8 @@ impl Shrinks {
         self.rounds[round].called.insert(rank);
     }
 
-    /// Takes the bootstrap of the rank `own` in the group of a round, or returns `None` while
-    /// `expected` ranks have not called.
+    /// Returns the bootstrap of `own` in the new group, or `None` while ranks of `expected` have
+    /// not called `shrink`.
     ///
     /// If `now` is true, it forms the group without them.
     fn take(
@@ -98,8 +98,7 @@ impl Shrinks {
         }))
     }
 
-    /// Removes a rank that has left its group or is lost from all rounds, so that no rank waits for
-    /// it.
+    /// Removes a rank that has left or is lost from all rounds, so that no other rank waits for it.
     fn remove(&mut self, rank: Rank) {
         self.gone.insert(rank);
 
@@ -111,8 +110,8 @@ impl Shrinks {
     }
 }
 
-/// Connects `ranks` threads of this process to a group, and returns one bootstrap for each, in rank
-/// order.
+/// Creates a group of `ranks` threads of this process, and returns the bootstraps of all ranks, in
+/// rank order.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` is 0 or more than 65,536;
@@ -140,7 +139,8 @@ pub fn group(ranks: usize) -> Result<Vec<InProcessBootstrap>, Error> {
     Ok(handles)
 }
 
-/// Creates the side of a rank, which sends its requests to the thread of the hub.
+/// Creates the clients of `rank`, which send their requests through `events` to the thread of the
+/// hub.
 fn connect_clients(
     rank: Rank,
     ranks: usize,
@@ -217,7 +217,7 @@ pub fn run<R: Send>(
     }
 }
 
-/// Returns how far an error is from the cause of a failure.
+/// Returns how far an error of `kind` is from the cause of a failure, where 0 is the cause itself.
 ///
 /// A rank that failed by itself is closer to the cause than one that timed out or lost a peer. A
 /// rank that was aborted is the farthest.
@@ -230,7 +230,7 @@ fn distance_from_cause(kind: ErrorKind) -> u32 {
     }
 }
 
-/// Runs the hub and all listeners, until no rank is live.
+/// Runs the hub and the listeners of all ranks on this thread, until no rank is live.
 fn run_hub(clients: &[Arc<Clients>], inbox: &Receiver<(Rank, Addressed<Event>)>) {
     let mut state = HubGroups::new(clients.len());
     for rank in Rank::all(clients.len()) {

@@ -54,17 +54,20 @@ mod meter;
 mod secret;
 mod subgroups;
 
-/// Re-exports the primitives of `monitor`. The test `tests/tests/orderings.rs` replaces them by
-/// those of loom.
+/// Re-exports the locks that `monitor` uses, so that a test can replace them with those of loom.
+///
+/// The test is `tests/tests/orderings.rs`.
 mod sync {
     pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }
 
-/// Labels an exchange in which a rank tells the others that it refuses their call, whatever the
-/// label of that call.
+/// The label that a rank passes to [`Bootstrap::exchange`] to refuse the collective call of the
+/// other ranks.
+///
+/// It matches every label, because the rank may not know which call the others make.
 pub const REFUSAL: &str = "a refused call";
 
-/// Describes an event such as an abort or a lost rank, which all ranks of a group learn of.
+/// Reports an event of a group, such as an abort or a lost rank, to the listener of each rank.
 ///
 /// Listeners receive only the first abort or loss of a group: the bootstrap decides which came
 /// first, so that all ranks report the same cause.
@@ -84,8 +87,8 @@ pub enum Notice {
         /// A text that says how the loss was detected.
         how: String,
     },
-    /// Reports that every live rank has received the abort or the loss, so waits may now be
-    /// released.
+    /// Reports that every live rank has received the abort or the loss, so engines may release
+    /// their waits.
     Acknowledged,
     /// Passes on a [message](Bootstrap::broadcast) that a rank, perhaps this one, has sent.
     Message {
@@ -101,11 +104,15 @@ pub enum Notice {
     },
 }
 
-/// Handles aborts, lost ranks and messages that the bootstrap reports to one rank.
+/// Handles the events that the bootstrap reports to one rank, such as aborts, lost ranks and
+/// messages.
 ///
 /// The groups of the crate `peerlane-collectives` listen to their bootstrap.
 pub trait Listener: Send + Sync {
-    /// Handles an event of the group. It must return soon, and may only abort or broadcast.
+    /// Handles an event of the group.
+    ///
+    /// It must return soon, and of the bootstrap it may only call [`abort`](Bootstrap::abort) and
+    /// [`broadcast`](Bootstrap::broadcast).
     fn notice(&self, notice: Notice);
 
     /// Ends the group after an exchange of this rank has timed out, and returns the error for the
@@ -168,23 +175,26 @@ pub unsafe trait Bootstrap: Send + Sync {
     /// group relays messages.
     fn relay(&self) -> Option<Rank>;
 
-    /// Returns what this rank sees of the process of a rank, by default nothing.
+    /// Returns whether the process of `rank` runs, is stopped or has ended, as far as this rank can
+    /// see.
     ///
-    /// A caller can so distinguish a rank that is stopped from one that is slow.
+    /// A caller can so distinguish a rank that is stopped from a slow rank. The default is
+    /// [`ProcessState::Unknown`].
     fn process(&self, rank: Rank) -> ProcessState {
         let _ = rank;
         ProcessState::Unknown
     }
 
-    /// Returns what this rank sees of the process that relays the messages, by default that of
-    /// [`relay`](Self::relay).
+    /// Returns the state of the process that relays the messages, as far as this rank can see.
+    ///
+    /// The default is the state of the process of the rank [`relay`](Self::relay).
     fn relay_process(&self) -> ProcessState {
         self.relay().map_or(ProcessState::Unknown, |relay| self.process(relay))
     }
 
-    /// Ends the group on all ranks and returns at once.
+    /// Ends the group on all ranks, for the reason in `record`, and returns at once.
     ///
-    /// The reason is an encoded [`AbortRecord`]. The listener of every live rank, including this
+    /// The record is an encoded [`AbortRecord`]. The listener of every live rank, including this
     /// one, receives [`Notice::Abort`] with this record or an earlier one, and then
     /// [`Notice::Acknowledged`].
     ///
@@ -248,13 +258,12 @@ pub unsafe trait Bootstrap: Send + Sync {
     }
 }
 
-/// Identifies a host by its boot id and network namespace, because only processes that share both
-/// can share memory.
+/// Returns a text that identifies this host by its boot id and its network namespace.
 ///
-/// The boot id identifies the kernel; containers of one host share it. The network namespace is
-/// needed as well, because descriptors of shared memory travel over an abstract socket, which lives
-/// in one namespace. If the kernel does not show both, the host name is used instead. Without a
-/// name no other process counts as local.
+/// Only processes that share both can share memory. The boot id identifies the kernel; containers
+/// of one host share it. The network namespace is needed as well, because descriptors of shared
+/// memory travel over an abstract socket, which lives in one namespace. If the kernel does not show
+/// both, the host name is used instead. Without a name no other process counts as local.
 fn host_id() -> String {
     // Read once, so that a process that runs out of descriptors keeps its host.
     static ID: OnceLock<String> = OnceLock::new();
@@ -274,7 +283,9 @@ fn host_id() -> String {
     }
 }
 
-/// Returns the name of this host, or one that no other process has if the host has no name.
+/// Returns the name of this host, or the id of this process if the host has no name.
+///
+/// The id makes sure that no other process counts as one of this host.
 fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname")
         .or_else(|_| fs::read_to_string("/etc/hostname"))

@@ -14,20 +14,22 @@ use super::hub::RANKS_MAX;
 use super::process::ProcessId;
 use crate::error::Error;
 
-/// Limits the bytes of a contribution to an exchange, of a message, and of the record of an abort.
+/// The maximum length, in bytes, of a contribution to an exchange, a message, or an abort record.
 pub const BLOB_BYTES_MAX: usize = REQUEST_BYTES_MAX - 4096;
 
-/// Limits the bytes of a message to the hub.
+/// The maximum length of an encoded request to the hub, in bytes.
 pub(crate) const REQUEST_BYTES_MAX: usize = 4 << 20;
 
-/// Limits the bytes of a message of the hub.
+/// The maximum length of an encoded reply of the hub, in bytes.
 ///
 /// It has room for the addresses of all ranks, and for what two requests contain.
 pub(crate) const REPLY_BYTES_MAX: usize = 16 << 20;
 
 pub(crate) const LABEL_BYTES_MAX: usize = 1024;
 
-/// Tells the hub what a rank wants. The hub knows the sender from the connection.
+/// Represents a request that a rank sends to the hub.
+///
+/// The hub knows the sender from the connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Request {
     Contribute {
@@ -49,25 +51,31 @@ pub enum Request {
     },
     Acknowledge,
     Leave,
-    /// Opens the subgroup that the message is addressed to, with these ranks of the first group.
+    /// Opens the subgroup that the request is addressed to.
+    ///
+    /// Its members are `ranks`, by their numbers in the first group.
     Open {
         #[serde(deserialize_with = "numbers_of_ranks")]
         ranks: Vec<u32>,
     },
-    /// Tells the hub that this rank has dropped the subgroup that the message is addressed to.
+    /// Reports that the rank has dropped the subgroup that the request is addressed to, without
+    /// leaving it.
     GiveUp {
         how: String,
     },
-    /// Asks which ranks have contributed to each exchange that is not complete, now and from now
-    /// on.
+    /// Asks the hub to report which ranks have contributed to each incomplete exchange, now and
+    /// from now on.
     Watch,
 }
 
-/// Tells ranks what has happened in their group. All ranks receive the replies in the same order.
+/// Reports to the ranks of a group what has happened in the group.
+///
+/// All ranks receive the replies in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Tells a rank that all ranks have joined; `addresses` are those at which the ranks listen if
-    /// the group shrinks.
+    /// Reports that all ranks have joined the group.
+    ///
+    /// `addresses` are those at which the ranks listen if the group shrinks.
     Joined {
         runs_hub: Option<u32>,
         addresses: Vec<Option<SocketAddr>>,
@@ -78,7 +86,8 @@ pub enum Reply {
         sequence: u64,
         /// The rank of the first contribution.
         first: u32,
-        /// How many consecutive ranks have contributed equal data, and the data.
+        /// The contributions in rank order, as pairs of a number of consecutive ranks and their
+        /// equal data.
         blobs: Vec<(u32, Blob)>,
     },
     Ended(EndCause),
@@ -90,14 +99,14 @@ pub enum Reply {
     Left {
         rank: u32,
     },
-    /// Ends the messages of a subgroup to a rank that has left it.
+    /// Tells a rank that has left a subgroup that no message of the subgroup follows.
     Gone,
-    /// Tells which ranks have contributed to an exchange that is not complete.
+    /// Reports which ranks have contributed to an exchange that is not complete.
     Present {
         sequence: u64,
         ranks: Vec<u32>,
     },
-    /// Tells that two ranks have contributed to an exchange with different labels.
+    /// Reports that two ranks have contributed to an exchange with different labels.
     Differs {
         sequence: u64,
         labels: [(u32, String); 2],
@@ -105,7 +114,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Returns how many bytes of the data of one rank the reply passes on.
+    /// Returns the number of bytes of data that the reply carries from one rank to the others.
     ///
     /// It returns `None` if the reply has no data, or the contributions of all ranks.
     pub(super) fn data_bytes(&self) -> Option<usize> {
@@ -118,7 +127,9 @@ impl Reply {
     }
 }
 
-/// Describes why a group has ended. Only the first reason counts.
+/// Describes why a group has ended.
+///
+/// Only the first reason counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndCause {
     Abort {
@@ -139,14 +150,15 @@ pub enum EndCause {
         timeout: Duration,
         hints: Vec<String>,
     },
-    /// The connection to the hub has closed, and no rank of the group runs the hub.
+    /// The hub is lost, and no rank of the group is known to run the hub.
     HubLost {
         how: String,
     },
 }
 
 impl EndCause {
-    /// Returns the notice for the listener of a rank.
+    /// Converts the cause into the notice for listeners, or returns `None` if the group never
+    /// started.
     pub(crate) fn notice(&self) -> Option<Notice> {
         match self {
             Self::Abort { from, record } => {
@@ -177,7 +189,9 @@ impl EndCause {
         }
     }
 
-    /// Returns how many bytes of data the cause has.
+    /// Returns the length, in bytes, of the abort record or text in the cause.
+    ///
+    /// It is 0 for a cause that no single rank has sent.
     pub(super) fn data_bytes(&self) -> usize {
         match self {
             Self::Abort { record, .. } => record.0.len(),
@@ -186,7 +200,7 @@ impl EndCause {
         }
     }
 
-    /// Returns the rank that has sent the cause, or that is lost.
+    /// Returns the rank that sent the cause or is lost, or `None` if there is no such rank.
     pub(super) fn from(&self) -> Option<Rank> {
         match self {
             Self::Abort { from: rank, .. }
@@ -196,7 +210,8 @@ impl EndCause {
         }
     }
 
-    /// Returns the rank that has not answered when the others asked why a deadline had passed.
+    /// Returns the rank that, according to the abort record, did not answer the others after a
+    /// deadline.
     pub(crate) fn unanswered(&self) -> Option<Rank> {
         let Self::Abort { from, record } = self else { return None };
 
@@ -204,7 +219,7 @@ impl EndCause {
         record.peer.filter(|_| record.unanswered)
     }
 
-    /// Returns the error of a call that this cause has ended.
+    /// Returns the error for the call `what`, which failed because the group ended for this cause.
     pub(crate) fn error(&self, what: &str) -> Error {
         let kind = match self {
             Self::Abort { .. } => ErrorKind::Aborted,
@@ -215,7 +230,7 @@ impl EndCause {
         with_peer(Error::new(kind, format!("{what}: {self}")), self.peer().map(Rank))
     }
 
-    /// Returns the rank that is to blame.
+    /// Returns the rank that is to blame for the end of the group, if there is such a rank.
     pub(crate) fn peer(&self) -> Option<u32> {
         match self {
             Self::Abort { from, record } => {
@@ -230,7 +245,7 @@ impl EndCause {
         }
     }
 
-    /// Returns the error of a call that began after the end of the group.
+    /// Returns the error for the call `what`, which began after the group had ended.
     pub(crate) fn error_after(&self, what: &str) -> Error {
         match self {
             // The call itself has not timed out.
@@ -301,7 +316,9 @@ impl<'de> Deserialize<'de> for Blob {
     }
 }
 
-/// Decodes numbers of ranks, and refuses more than a group can have before they take memory.
+/// Decodes a list of rank numbers, and rejects a list with more numbers than a group has ranks.
+///
+/// A longer list is rejected before it takes memory.
 fn numbers_of_ranks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u32>, D::Error> {
     deserializer.deserialize_seq(RanksVisitor)
 }
@@ -359,7 +376,7 @@ impl fmt::Display for RankList<'_> {
     }
 }
 
-/// Formats a duration as `5 s` or `0.25 s`.
+/// Formats a duration in seconds, such as `5 s` or `0.25 s`.
 pub(crate) struct Seconds(pub(crate) Duration);
 
 impl fmt::Display for Seconds {

@@ -1,4 +1,4 @@
-//! Counts the bytes that the hub keeps because of each rank.
+//! Counts the bytes of memory that the hub uses because of each rank.
 //!
 //! Everything that is kept holds a [`Charge`] for as long as it lives: contributions to exchanges
 //! that are not complete, messages that not all ranks have read, and groups. So one number limits
@@ -7,11 +7,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts the bytes that are kept because of one rank.
+/// Counts the bytes of memory that are used because of one rank.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter(Arc<AtomicUsize>);
 
-/// Adds a number of bytes to a meter until it is dropped.
+/// Keeps a number of bytes counted in a [`Meter`] until the charge is dropped.
 #[derive(Debug)]
 pub(super) struct Charge {
     meter: Meter,

@@ -1,10 +1,10 @@
-//! Lets threads wait for changes of a value.
+//! Lets threads wait, with a deadline, for changes of a shared value.
 
 use peerlane_hal::Deadline;
 
 use crate::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Protects a value by a mutex, and wakes the threads that wait for a change of it.
+/// Protects a value by a mutex, and wakes waiting threads when the value changes.
 ///
 /// A panic of another thread, for example in a listener, does not make the value unusable: every
 /// change under the lock is complete before foreign code runs.
@@ -22,7 +22,8 @@ impl<T> Monitor<T> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the value, and wakes all threads that wait for a change.
+    /// Calls `change` with the locked value, wakes all waiting threads, and returns the result of
+    /// `change`.
     pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.lock());
 
@@ -31,7 +32,8 @@ impl<T> Monitor<T> {
         result
     }
 
-    /// Waits until `find` returns a result, or returns `None` when the deadline has passed.
+    /// Waits until `find` returns a result for the value, or returns `None` when the deadline has
+    /// passed.
     pub(crate) fn wait<R>(
         &self,
         deadline: Deadline,

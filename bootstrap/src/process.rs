@@ -1,4 +1,4 @@
-//! Watches the processes of other ranks on this host.
+//! Detects whether the processes of other ranks on this host run, are stopped, or have ended.
 //!
 //! The kernel closes the connections of a process that ends, unless a child has copies of them. A
 //! descriptor of the process shows its end in any case. Its state shows whether it is stopped or
@@ -17,20 +17,21 @@ use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-/// Identifies a process among those of all hosts.
+/// Identifies a process among those of all hosts and earlier processes with the same `pid`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct ProcessId {
-    /// The boot id of the kernel, and the process namespace; together they make `pid` unique at a
+    /// The boot id of the kernel and the process namespace, within which `pid` is unique at any
     /// time.
     place: String,
     pid: i32,
-    /// The time at which the process was started, in clock ticks since the boot. A later process
-    /// can have the same `pid`.
+    /// The time at which the process was started, in clock ticks since the boot.
+    ///
+    /// A later process can have the same `pid`.
     started: u64,
 }
 
-/// Describes what a rank can see of the process of another rank.
+/// Describes the state of a rank's process, as far as another rank can see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessState {
     /// The process cannot be seen, for example because it runs on another host.
@@ -43,7 +44,7 @@ pub enum ProcessState {
     Ended,
 }
 
-/// Refers to a process of this host, which may be this process.
+/// Holds an open descriptor of a process of this host, which may be this process.
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: i32,
@@ -59,7 +60,7 @@ impl ProcessId {
         Some(Self { place: place()?.to_owned(), pid, started })
     }
 
-    /// Returns the process if this process can see it.
+    /// Opens a descriptor of the process, or returns `None` if this process cannot see it.
     pub(crate) fn find(&self) -> Option<Process> {
         if place()? != self.place {
             return None;
@@ -75,7 +76,8 @@ impl ProcessId {
 }
 
 impl ProcessState {
-    /// Returns what this rank sees of a process, which is nothing without an id.
+    /// Returns the state of the process `id`, or `Unknown` if there is no id or the process cannot
+    /// be seen.
     pub(crate) fn from_id(id: Option<&ProcessId>) -> Self {
         let process = id.and_then(ProcessId::find);
         process.map_or(Self::Unknown, |process| process.state())
@@ -121,7 +123,7 @@ impl AsFd for Process {
     }
 }
 
-/// Returns the boot id and the process namespace of this process, which never change.
+/// Returns the boot id and the process namespace of this process as one text, which never changes.
 fn place() -> Option<&'static str> {
     static PLACE: OnceLock<Option<String>> = OnceLock::new();
 
@@ -133,7 +135,7 @@ fn place() -> Option<&'static str> {
     PLACE.get_or_init(read).as_deref()
 }
 
-/// Returns the state of a process as one letter, and the time of its start.
+/// Reads the state letter and the start time, in clock ticks, of the process `pid` from `/proc`.
 fn status(pid: i32) -> Option<(char, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
 

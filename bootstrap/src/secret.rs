@@ -1,5 +1,4 @@
-//! Defines the secret of a job, which proves to ranks and hub that the other side belongs to the
-//! job.
+//! Defines the secret of a job, by which ranks and the hub prove that they belong to the job.
 
 use std::fmt;
 use std::fs::File;
@@ -19,14 +18,14 @@ const SECRET_BYTES_MIN: usize = 16;
 
 const SECRET_BYTES_MAX: usize = 4096;
 
-/// Holds a text that only the processes of one job know.
+/// Holds the secret of a job, a text that only the processes of the job know.
 ///
 /// It is not printed: its `Debug` output has no content, and no error contains it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Creates a secret from a text, without white space at its ends.
+    /// Creates a secret from `text`, after removing the white space at its ends.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the text has fewer than 16 or more than
@@ -58,7 +57,7 @@ impl Secret {
         &self.0
     }
 
-    /// Creates a secret from a text, whose errors begin with `source`.
+    /// Creates a secret from `text`, with errors that begin with `source`, the origin of the text.
     pub(super) fn from_source(source: &str, text: &str) -> Result<Self, Error> {
         let text = text.trim();
 
@@ -77,7 +76,7 @@ impl Secret {
         Ok(Self(text.to_owned()))
     }
 
-    /// Reads a secret from a file, with errors that begin with `source`.
+    /// Reads a secret from the file `path`, with errors that begin with `source`.
     pub(super) fn read_source(source: &str, path: &Path) -> Result<Self, Error> {
         let failed = |error| cannot_read(source, &error);
 
@@ -106,7 +105,7 @@ impl Secret {
         Self::from_source(source, &text)
     }
 
-    /// Computes the HMAC of the parts, which proves knowledge of the secret.
+    /// Computes the HMAC of `parts` with the secret as key, which proves knowledge of the secret.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> HMAC {
         let mut mac = HMAC::new(self.0.as_bytes());
 
@@ -135,8 +134,9 @@ pub(super) fn random_bytes() -> Result<[u8; 32], Error> {
     Ok(bytes)
 }
 
-/// Returns the error of a file that cannot be read, which is another one if the system has reached
-/// a limit.
+/// Returns the error for a secret file that cannot be read.
+///
+/// The error has another kind if the system has reached a limit.
 fn cannot_read(source: &str, error: &io::Error) -> Error {
     let system = SystemError::of_io(format!("{source} cannot be read"), error);
 

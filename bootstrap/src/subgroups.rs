@@ -1,7 +1,8 @@
-//! Carries the messages of a group and of the groups split from it over the same connections.
+//! Sends the messages of a group and of its subgroups over the same connections.
 //!
-//! Each group has a [`HubState`] in the hub and a [`Client`] on each of its ranks; messages say
-//! which group they belong to. A rank that is lost is lost by all of its groups.
+//! The group that was not split from another one is called the first group here. Each group has a
+//! [`HubState`] in the hub and a [`Client`] on each of its ranks; messages say which group they
+//! belong to. A rank that is lost is lost by all of its groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,16 +19,17 @@ use super::meter::Charge;
 use super::{Bootstrap, Listener, ProcessState};
 use crate::error::Error;
 
-/// Identifies a group that was split from another one.
+/// Identifies a subgroup, which is a group that was split from another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct SubgroupId {
-    /// The first rank of the group, by its number in the first group.
+    /// The first rank of the subgroup, by its number in the group that was not split from another
+    /// one.
     pub(crate) leader: u32,
-    /// A number that the leader has chosen for this group and for no other one.
+    /// A number that the leader has chosen for this subgroup and for no other subgroup.
     pub(crate) number: u32,
 }
 
-/// Adds to a message the group that it belongs to; `None` is the first group.
+/// Holds a message and the subgroup that it belongs to, or `None` for the group that was not split.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Addressed<M> {
     pub(crate) subgroup: Option<SubgroupId>,
@@ -40,38 +42,43 @@ impl<M> Addressed<M> {
     }
 }
 
-/// Limits the bytes that the hub keeps because of one rank. A rank that makes it keep more is lost.
+/// The maximum number of bytes that the hub stores because of one rank, without
+/// [`KEPT_BYTES_PER_RANK`].
+///
+/// A rank that makes the hub store more is lost.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// Raises the limit of a rank for each rank of the job, because groups and exchanges have a row for
-/// each.
+/// The number of bytes by which the limit of each rank grows with each rank of the job.
+///
+/// It grows because groups and exchanges have a row for each rank.
 const KEPT_BYTES_PER_RANK: usize = 1 << 10;
 
-/// Stores the states of all groups in the hub.
+/// Stores the hub's states of a group and of all its subgroups.
 pub(crate) struct HubGroups {
     first: HubState,
-    /// Limits the bytes that the hub keeps because of one rank.
+    /// The maximum number of bytes that the hub stores because of one rank.
     kept_bytes_max: usize,
     subgroups: BTreeMap<SubgroupId, Subgroup>,
 }
 
-/// Stores the state of a group that was split from another one, in the hub.
+/// Stores the hub's state of one subgroup.
 struct Subgroup {
-    /// The numbers of the ranks in the first group.
+    /// The ranks of the subgroup, by their numbers in the first group.
     ranks: Vec<Rank>,
     state: HubState,
-    /// The rank that opened the group first. The group is charged to it.
+    /// The rank that opened the subgroup first, which is charged for its memory.
     opened_by: Rank,
-    /// The live ranks whose request to open the group has not arrived. They do not know the group
-    /// yet.
+    /// The live ranks whose request to open the subgroup has not arrived.
+    ///
+    /// They do not know the subgroup yet.
     unopened: BTreeSet<Rank>,
-    /// The replies so far, for the ranks that have not opened the group.
+    /// The replies so far, which a rank receives when it opens the subgroup.
     early: Vec<(Reply, Option<Arc<Charge>>)>,
     _charge: Charge,
 }
 
 impl Subgroup {
-    /// Applies an event of a rank, which is a number in the first group, and returns the replies.
+    /// Applies an event of `from`, a rank of the first group, and returns the replies.
     fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         let own = self.ranks.iter().position(|rank| *rank == from);
         let replies = own.map_or_else(Vec::new, |own| self.state.apply(Rank::at(own), event));
@@ -88,25 +95,27 @@ impl Subgroup {
         replies
     }
 
-    /// Returns the live ranks, by their numbers in the first group.
+    /// Returns the live ranks of the subgroup, by their numbers in the first group.
     fn live(&self) -> impl Iterator<Item = Rank> {
         self.state.live().map(|rank| self.ranks[rank.index()])
     }
 
-    /// Returns the ranks that know the group and have not acknowledged its end, by their numbers in
-    /// the first group.
+    /// Returns the ranks that have opened the subgroup and have not acknowledged its end.
+    ///
+    /// The result has their numbers in the first group.
     fn unacknowledged(&self) -> impl Iterator<Item = Rank> {
         let ranks = self.state.unacknowledged().map(|rank| self.ranks[rank.index()]);
         ranks.filter(|rank| !self.unopened.contains(rank))
     }
 }
 
-/// Adds to a reply of the hub the ranks that receive it.
+/// Holds a reply of the hub and the ranks that receive the reply.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) to: Vec<Rank>,
     pub(crate) reply: Addressed<Reply>,
-    /// The data of the reply counts for the rank that has sent it until all have received it.
+    /// Charges the data of the reply to the rank that has sent it, until all ranks have received
+    /// the reply.
     pub(crate) charge: Option<Arc<Charge>>,
 }
 
@@ -128,7 +137,7 @@ impl HubGroups {
         self.first.doubt_address(how);
     }
 
-    /// Applies an event of a rank to one of its groups, and returns the replies.
+    /// Applies an event of the rank `from` to the group of the event, and returns the replies.
     ///
     /// A rank that leaves the first group or is lost has no part in the other groups either.
     pub(crate) fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outgoing> {
@@ -153,8 +162,9 @@ impl HubGroups {
         outgoing
     }
 
-    /// Applies an event of a rank to the first group, and ends the part of a lost rank in all
-    /// groups.
+    /// Applies an event of `from` to the first group, and returns the replies.
+    ///
+    /// A rank that is then gone is removed from all its subgroups too.
     fn apply_to_first(&mut self, from: Rank, event: Event) -> Vec<Outgoing> {
         let was_live = self.first.is_live(from);
         let replies = self.first.apply(from, event);
@@ -172,8 +182,8 @@ impl HubGroups {
         outgoing
     }
 
-    /// Returns the event that ends the part of a rank in its subgroups after the first group has
-    /// ended it.
+    /// Returns the event that removes `from` from its subgroups after it has gone from the first
+    /// group.
     fn end_in_subgroup(&self, from: Rank) -> Event {
         match self.first.end_cause() {
             Some(EndCause::Lost { rank, how }) if *rank == from.0 => {
@@ -187,7 +197,7 @@ impl HubGroups {
         }
     }
 
-    /// Opens a group for a rank, and returns the replies that were sent to the group before.
+    /// Opens a subgroup for the rank `from`, and returns the replies that the subgroup had before.
     ///
     /// All members have agreed on the group, so they count as joined before their own requests
     /// arrive.
@@ -224,7 +234,7 @@ impl HubGroups {
         outgoing
     }
 
-    /// Creates a group that the rank `from` is the first to open, and returns the replies.
+    /// Creates a subgroup that the rank `from` is the first to open, and returns the replies.
     fn create(&mut self, id: SubgroupId, from: Rank, ranks: Vec<Rank>) -> Vec<Outgoing> {
         let meter = |rank: &Rank| self.first.meter(*rank).clone();
         let state = HubState::of_subgroup(ranks.iter().map(meter).collect());
@@ -255,8 +265,9 @@ impl HubGroups {
         outgoing
     }
 
-    /// Checks the members of a group that a rank opens. The error continues a sentence about the
-    /// rank.
+    /// Checks `ranks`, the members of a subgroup that the rank `from` opens.
+    ///
+    /// The error continues a sentence about the rank.
     fn check_members(&self, id: SubgroupId, from: Rank, ranks: &[u32]) -> Result<(), String> {
         let different: BTreeSet<_> = ranks.iter().collect();
         let is_known = |rank: &u32| self.first.knows(Rank(*rank));
@@ -276,7 +287,9 @@ impl HubGroups {
         Err(format!("it opened a group of {} ranks, but {problem}", ranks.len()))
     }
 
-    /// Applies an event of a rank to a subgroup, and removes the subgroup after its last live rank.
+    /// Applies an event of the rank `from` to a subgroup, and returns the replies.
+    ///
+    /// The subgroup is removed when it has no live rank any more.
     fn apply_to_subgroup(&mut self, id: SubgroupId, from: Rank, event: Event) -> Vec<Outgoing> {
         let event = match event {
             Event::Request(Request::GiveUp { how }) => Event::Lost { how },
@@ -307,8 +320,10 @@ impl HubGroups {
         outgoing
     }
 
-    /// Addresses the replies to an event of `from`, and keeps those of a subgroup that some of its
-    /// ranks have not opened.
+    /// Addresses the replies to an event of `from` to the live ranks of the group, and charges them
+    /// to `from`.
+    ///
+    /// Replies of a subgroup are also kept for its ranks that have not opened it.
     fn outgoing(
         &mut self,
         subgroup: Option<SubgroupId>,
@@ -364,10 +379,10 @@ impl HubGroups {
         self.state(subgroup).is_some_and(HubState::awaits_acknowledgement)
     }
 
-    /// Returns the ranks that have not acknowledged the end of one of their groups, by their
-    /// numbers in the first group.
+    /// Returns the ranks that have not acknowledged the end of one of their groups.
     ///
-    /// A rank that has not opened a group does not know that it has ended.
+    /// The result has their numbers in the first group. A rank that has not opened a group does not
+    /// know that it has ended.
     fn unacknowledged(&self) -> impl Iterator<Item = Rank> {
         let of_subgroups = self.subgroups.values().flat_map(Subgroup::unacknowledged);
         self.first.unacknowledged().chain(of_subgroups)
@@ -380,7 +395,8 @@ impl HubGroups {
         self.unacknowledged().any(|rank| !self.first.is_stopped(rank))
     }
 
-    /// Tells the ranks of a group that its end is acknowledged, although not all have answered.
+    /// Marks the end of a group as acknowledged, even if ranks have not answered, and returns the
+    /// reply.
     pub(crate) fn stop_waiting(&mut self, subgroup: Option<SubgroupId>) -> Vec<Outgoing> {
         let state = match subgroup {
             None => Some(&mut self.first),
@@ -395,18 +411,19 @@ impl HubGroups {
 
 type SendRequest = dyn Fn(Addressed<Request>) -> Result<(), String> + Send + Sync;
 
-/// Implements one rank's side of a group and of the groups split from it.
+/// Implements one rank's side of a group and of all its subgroups, without the transport to the
+/// hub.
 pub(super) struct Clients {
     first: Arc<Client>,
     subgroups: Mutex<BTreeMap<SubgroupId, Side>>,
-    /// Sends a request to the hub, or says why the hub can no longer be reached.
+    /// Sends a request to the hub, or returns the reason why the hub can no longer be reached.
     send: Box<SendRequest>,
 }
 
-/// Tells whether this rank still takes part in a subgroup.
+/// Tracks whether this rank still takes part in a subgroup.
 enum Side {
     Open(Arc<Client>),
-    /// This rank has left, but the hub does not know it yet.
+    /// This rank has left the subgroup, but the hub has not confirmed it yet.
     Left,
 }
 
@@ -426,14 +443,17 @@ impl Clients {
         self.subgroups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a request to the hub. If that fails, all groups of this rank lose the hub.
+    /// Sends a request to the hub.
+    ///
+    /// If that fails, all groups of this rank lose the hub.
     pub(super) fn send(&self, subgroup: Option<SubgroupId>, message: Request) {
         if let Err(how) = (self.send)(Addressed { subgroup, message }) {
             self.close(&how);
         }
     }
 
-    /// Handles a reply of the hub, and returns the request that answers it.
+    /// Passes a reply of the hub to the client of its group, and returns the request, if any, in
+    /// answer.
     pub(super) fn receive(&self, reply: Addressed<Reply>) -> Option<Addressed<Request>> {
         let Addressed { subgroup, message: reply } = reply;
 
@@ -456,7 +476,7 @@ impl Clients {
         client.receive(reply).map(|message| Addressed { subgroup, message })
     }
 
-    /// Reports to all groups that the connection to the hub has closed.
+    /// Tells the clients of all groups that the connection to the hub has closed.
     pub(super) fn close(&self, how: &str) {
         self.first.close(how.to_owned());
 
@@ -471,7 +491,8 @@ impl Clients {
         }
     }
 
-    /// Opens a subgroup of `ranks`, which are numbers in the first group.
+    /// Opens a subgroup of `ranks`, numbered as in the first group, and returns the bootstrap of
+    /// this rank.
     pub(super) fn open(
         self: &Arc<Self>,
         number: u32,
@@ -505,7 +526,7 @@ impl Clients {
     }
 }
 
-/// Connects this rank to the other ranks of a group that was split from another one.
+/// Connects this rank to the other ranks of a subgroup.
 pub(super) struct SubgroupBootstrap {
     clients: Arc<Clients>,
     client: Arc<Client>,
@@ -521,7 +542,8 @@ impl SubgroupBootstrap {
         self.clients.send(Some(self.id), request);
     }
 
-    /// Marks the group as left, and returns whether this rank took part in it until now.
+    /// Marks the subgroup as left, and returns whether this rank took part in the subgroup until
+    /// now.
     fn forget(&self) -> bool {
         let mut subgroups = self.clients.subgroups();
         let side = subgroups.get_mut(&self.id).map(|side| mem::replace(side, Side::Left));

@@ -20,8 +20,8 @@ use super::serve::serve;
 use super::wire::Stream;
 use crate::error::Error;
 
-/// How long the hub of a failed start waits for ranks that have not connected, in order to tell
-/// them.
+/// How long the hub of a failed start waits for ranks that have not connected, to tell them the
+/// reason.
 const STRAGGLERS_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Hub {
@@ -41,11 +41,11 @@ impl Hub {
         self.shared.state.lock().run_by = Some(rank);
     }
 
-    /// Tells the other ranks why the start has failed on `rank`, which runs this hub.
+    /// Tells the other ranks why the start has failed on `rank`, which runs this hub, and returns
+    /// the reason.
     ///
     /// Ranks that connect a moment later are told too. They would otherwise look for the hub until
-    /// their deadline. Returns the failure of the hub if there is one, because it is the reason for
-    /// `error`.
+    /// their deadline. The reason is `error`, or the failure of the hub that has caused `error`.
     pub(super) fn end_start(&self, rank: Rank, error: Error) -> Error {
         let failure = self.shared.state.lock().failure.clone();
         let error = failure.map_or(error, Error::from);
@@ -69,7 +69,7 @@ impl Hub {
     }
 }
 
-/// Accepts connections until the hub closes.
+/// Accepts connections until the hub closes, and serves each on a thread of its own.
 pub(super) fn accept(
     listener: &Uninherited<TcpListener>,
     mut spare: SpareDescriptor,
@@ -118,7 +118,8 @@ pub(super) fn accept(
     }
 }
 
-/// Returns an address with the IPv4 address in place of its IPv6 form.
+/// Converts an IPv4 address in IPv6 form into the IPv4 address, and returns other addresses
+/// unchanged.
 pub(super) fn canonical(origin: SocketAddr) -> SocketAddr {
     SocketAddr::new(origin.ip().to_canonical(), origin.port())
 }
@@ -149,13 +150,15 @@ impl Shared {
         false
     }
 
-    /// Tells a rank on this thread why it cannot join.
+    /// Performs the handshake on this thread, to tell the rank that it cannot join because of
+    /// `error`.
     fn refuse(self: &Arc<Self>, stream: Stream, origin: SocketAddr, error: &SystemError) {
         let number = self.begin(&stream);
         serve(self, stream, origin, number, Some(error));
     }
 
-    /// Returns whether connections in the handshake hold descriptors and threads.
+    /// Returns whether connections in the handshake hold descriptors and threads, which they soon
+    /// release.
     ///
     /// It closes the oldest of them if that was the oldest at the last call too. A rank needs
     /// little time for its handshake. Other processes must not keep ranks from joining.
@@ -170,7 +173,7 @@ impl Shared {
         !state.pending.is_empty() || !state.shed.is_empty()
     }
 
-    /// Ends a start because this hub lacks resources for a rank that belongs to the job.
+    /// Ends the start of the group because of `error`, a lack of resources for a rank of the job.
     pub(super) fn fail(self: &Arc<Self>, error: &SystemError) {
         self.state.lock().failure.get_or_insert_with(|| error.clone());
 
@@ -204,8 +207,9 @@ impl Shared {
 }
 
 impl State {
-    /// Closes the oldest connection in the handshake. It counts until its thread has closed the
-    /// descriptor.
+    /// Closes the oldest connection in the handshake.
+    ///
+    /// The connection counts until its thread has closed the descriptor.
     pub(super) fn shed_oldest(&mut self) {
         if let Some((number, stream)) = self.pending.pop_first() {
             let _ = stream.shutdown(Shutdown::Both);

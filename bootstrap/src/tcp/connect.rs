@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use super::super::forks::Uninherited;
 use super::wire::Stream;
 
-/// Connects to the first address that accepts; otherwise returns the error of the last one.
+/// Connects to the first of `addresses` that accepts, or returns the error of the last address.
 pub(super) fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Result<Stream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address");
     for address in addresses {
@@ -28,7 +28,7 @@ pub(super) fn connect(addresses: &[SocketAddr], deadline: Deadline) -> io::Resul
     Err(last)
 }
 
-/// Connects to an address before the deadline.
+/// Connects to one address before the deadline.
 ///
 /// The standard library would create the socket and connect it in one call. Here the socket is
 /// closed in forked children from the beginning.

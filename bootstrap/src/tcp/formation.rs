@@ -12,17 +12,18 @@ use peerlane_hal::{Deadline, Rank};
 
 use super::handshake::{GroupId, Hello, Refusal};
 
-/// Collects the ranks of a smaller group until it is formed.
+/// Collects the ranks that arrive for a shrink, until the smaller group is formed.
 pub(super) struct Formation {
-    /// The group that shrinks.
+    /// The id of the group that shrinks.
     group: GroupId,
     /// The number of ranks of the group that shrinks.
     ranks: usize,
-    /// The ranks that may take part, and where they listen.
+    /// The ranks that may take part, and the addresses at which they listen.
     remaining: Vec<(Rank, SocketAddr)>,
     /// The number of the connection of each rank that has arrived.
     arrived: BTreeMap<Rank, u64>,
-    /// The ranks of the formed group in order, by their earlier numbers, and their connections.
+    /// The earlier numbers of the ranks of the formed group, in order, and the numbers of their
+    /// connections.
     members: Option<Vec<(Rank, u64)>>,
 }
 
@@ -35,7 +36,8 @@ impl Formation {
         self.ranks
     }
 
-    /// Counts a rank as arrived, or returns why it cannot take part.
+    /// Counts the rank of `hello` as arrived over the connection `number`, or returns why it cannot
+    /// take part.
     ///
     /// A later connection of a rank replaces an earlier one, which the rank has given up.
     pub(super) fn arrive(&mut self, hello: &Hello, number: u64) -> Result<(), Refusal> {
@@ -67,7 +69,8 @@ impl Formation {
         self.members.as_ref().map(Vec::len)
     }
 
-    /// Returns the new number of a rank that takes part with this connection.
+    /// Returns the new number of the rank whose earlier number is `rank`, if it arrived over the
+    /// connection `number`.
     pub(super) fn member(&self, rank: u32, number: u64) -> Result<Rank, Refusal> {
         let members = self.members.as_deref().unwrap_or_default();
         let index = members.iter().position(|member| *member == (Rank(rank), number));
@@ -75,7 +78,7 @@ impl Formation {
     }
 }
 
-/// Finds out which ranks are gone, over connections to their listeners.
+/// Detects which ranks are gone, by connecting to their listeners.
 #[derive(Default)]
 pub(super) struct Probes {
     connections: BTreeMap<Rank, TcpStream>,
@@ -83,10 +86,10 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// Returns whether a rank is gone.
+    /// Returns whether a rank is gone, because its process has ended or its host does not answer.
     ///
-    /// It is if no process listens at its address any more, because its process has ended, or if
-    /// its host has not answered for an eighth of the time until the deadline.
+    /// Its process has ended if no process listens at `address` any more. A host does not answer if
+    /// it is silent for an eighth of the time until the deadline.
     pub(super) fn is_gone(
         &mut self,
         (rank, address): (Rank, SocketAddr),
@@ -133,7 +136,7 @@ impl Probes {
     }
 }
 
-/// Returns whether the other end of a connection has not closed it.
+/// Returns whether a connection is still open at the other end.
 fn is_open(connection: &TcpStream) -> bool {
     use io::ErrorKind::{Interrupted, WouldBlock};
 
@@ -144,7 +147,7 @@ fn is_open(connection: &TcpStream) -> bool {
     }
 }
 
-/// Returns the ranks that have not arrived; `None` if no group awaits its ranks.
+/// Returns the ranks that have not arrived for a shrink, or `None` if no group awaits its ranks.
 pub(super) fn absent(formation: Option<&Formation>) -> Option<Vec<(Rank, SocketAddr)>> {
     let formation = formation.filter(|formation| formation.members.is_none())?;
     Some(formation.absent().collect())

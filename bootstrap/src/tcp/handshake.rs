@@ -28,7 +28,7 @@ use super::super::secret::Secret;
 /// The version of the protocol, which changes with every change of a message.
 pub(super) const VERSION: u32 = 8;
 
-/// The most bytes of a frame in the handshake, without the length.
+/// The maximum length of a frame in the handshake, in bytes, without its length field.
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 4096;
 
 const MAGIC: [u8; 8] = *b"PEERLANE";
@@ -40,7 +40,7 @@ pub(super) type Nonce = [u8; 32];
 /// A random number that identifies a group.
 pub(super) type GroupId = [u8; 32];
 
-/// Describes a rank that asks to join.
+/// Asks the hub to let a rank join the group.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) nonce: Nonce,
@@ -49,14 +49,14 @@ pub(super) struct Hello {
     pub(super) host: String,
     pub(super) job: Option<String>,
     pub(super) runs_hub: bool,
-    /// The address at which other ranks connect if the group shrinks.
+    /// The address at which other ranks connect to this rank if the group shrinks.
     pub(super) address: Option<SocketAddr>,
     pub(super) process: Option<ProcessId>,
-    /// The group that shrinks, if the rank joins a smaller group.
+    /// The id of the group that shrinks, if the rank joins the smaller group of a shrink.
     pub(super) shrinks: Option<GroupId>,
 }
 
-/// Tells a rank whether it has joined.
+/// Tells a rank that it has joined, or why the hub has refused it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum HelloReply {
     Welcome { group: GroupId, rank: u32, ranks: u32, process: Option<ProcessId> },
@@ -97,11 +97,11 @@ pub(super) enum Refusal {
     ShrunkWithout {
         rank: u32,
     },
-    /// Another group was formed here before and is ending, so the hub of the next one opens soon.
+    /// An earlier group of this hub is still ending, so the hub of the next group opens soon.
     Earlier {
         live: Vec<u32>,
     },
-    /// The process of the hub has reached a limit.
+    /// The process of the hub has reached a system limit, such as its number of descriptors.
     Exhausted {
         how: String,
         runs_hub: Option<u32>,
@@ -165,7 +165,7 @@ fn job_name(job: Option<&str>) -> String {
     }
 }
 
-/// Identifies the sender of a proof.
+/// Identifies the sender of a proof, which is a rank or the hub.
 ///
 /// It is a part of the proof, so that a proof of the rank cannot be returned as a proof of the hub,
 /// or the reverse.
@@ -182,7 +182,7 @@ pub(super) struct Sealed {
     pub(super) message: Blob,
 }
 
-/// Tells why a sealed message is not accepted.
+/// Tells why a [`Sealed`] message is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OpenError {
     NoProof,
@@ -193,7 +193,8 @@ pub(super) enum OpenError {
 }
 
 impl Sealed {
-    /// Encodes a message, and proves it and the `earlier` messages if there is a secret.
+    /// Encodes `message` and, if there is a secret, adds a proof that also covers the `earlier`
+    /// messages.
     pub(super) fn new(
         secret: Option<&Secret>,
         side: Side,
@@ -232,7 +233,7 @@ impl Sealed {
     }
 }
 
-/// Returns what a proof covers.
+/// Returns the byte strings that a proof covers, which are a label of the sender and all messages.
 fn parts<'a>(side: Side, earlier: &[&'a [u8]], message: &'a [u8]) -> Vec<&'a [u8]> {
     let label: &[u8] = match side {
         Side::Rank => b"peerlane: rank to hub",

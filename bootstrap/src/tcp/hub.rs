@@ -1,4 +1,4 @@
-//! Implements the TCP hub, the process to which every rank of a group is connected.
+//! Implements the TCP hub, the server to which every rank of a group is connected.
 //!
 //! One thread accepts connections. Each connection has a thread that reads and one that writes; all
 //! sleep in the kernel while there is nothing to send. A connection that fails the handshake has no
@@ -37,54 +37,53 @@ use super::port::holders;
 use super::wire::{Outbox, Stream, encode_frame};
 use crate::error::Error;
 
-/// How long the hub waits until the ranks acknowledge the end of a group.
+/// How long the hub waits for the ranks to acknowledge the end of a group.
 pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The most connections that wait or are in the handshake, beside one for each rank.
+/// The maximum number of connections that have not joined, in addition to one for each rank.
 pub(super) const STRANGERS_MAX: usize = 64;
 
-/// The most ranks that a refusal names.
+/// The maximum number of ranks that the text of a refusal lists.
 const NAMED_RANKS_MAX: usize = 16;
 
-/// How long a process that asks for the number of a running rank waits until the rank has left.
+/// How long a process that asks for a rank number in use waits for that rank to leave.
 const SEAT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The pause between two checks whether ranks are stopped.
+/// The pause between two checks whether the processes of ranks are stopped.
 const STOPPED_PAUSE: Duration = Duration::from_millis(50);
 
-/// The pause between two checks whether the absent ranks of a smaller group are gone.
+/// The pause between two checks whether the ranks that have not arrived for a shrink are gone.
 const FORM_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pause after a connection could not be accepted, for example because descriptors ran out.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves a group of processes, all of which connect to it. Dropping it closes the server.
+/// Serves a group of processes, each of which holds a TCP connection to the hub.
 ///
-/// It runs in rank 0, or in the process that starts the ranks. Once it is closed, ranks that have
-/// not left count rank 0 as lost.
+/// The hub runs in rank 0, or in the process that starts the ranks. Dropping it closes the server.
+/// Once it is closed, ranks that have not left count rank 0 as lost.
 pub struct Hub {
     pub(super) shared: Arc<Shared>,
     source: Source,
 }
 
-/// Owns the socket that accepts the connections to a hub.
+/// Owns or shares the listening socket that accepts the connections to a hub.
 enum Source {
     Own {
         listener: Arc<Uninherited<TcpListener>>,
         acceptor: Option<JoinHandle<()>>,
     },
-    /// `None` for the hub of a group that shrinks, whose connections the listener of its rank
-    /// accepts.
+    /// The listener of the rank that runs the hub, which accepts the connections of a shrink.
     Rank(Arc<RankListener>),
 }
 
-/// Holds what all threads of a hub use.
+/// Stores the settings and the state that all threads of a hub share.
 pub(super) struct Shared {
     address: SocketAddr,
     pub(super) ranks: usize,
     pub(super) secret: Option<Secret>,
     allow_unauthenticated: bool,
-    /// The job that the options name.
+    /// The id of the job from [`HubOptions`], if it is set.
     job: Option<String>,
     process: Option<ProcessId>,
     generation: Generation,
@@ -95,24 +94,27 @@ pub(super) struct Shared {
 pub(super) struct State {
     group: GroupId,
     pub(super) hub: HubGroups,
-    /// The groups that have ended since the last change.
+    /// The groups that the current change of the state has ended; `None` is the first group.
     ended: Vec<Option<SubgroupId>>,
     formation: Option<Formation>,
-    /// The job of the ranks, which can be none; the options or the first rank determine it.
+    /// The job of the ranks, once the options or the first rank have determined it.
+    ///
+    /// The inner `None` means that the ranks have no job.
     job: Option<Option<String>>,
     connections: Vec<Option<Connection>>,
     pub(super) pending: BTreeMap<u64, Stream>,
     /// The connections that were closed in the handshake, but whose descriptors are still open.
     pub(super) shed: BTreeMap<u64, Stream>,
-    /// The oldest connection in the handshake when the last one could not be served.
+    /// The number of the oldest connection in the handshake when a connection last could not be
+    /// served.
     pub(super) oldest: Option<u64>,
     accepted: u64,
     pub(super) closing: bool,
-    /// The rank that will join as the one that runs the hub.
+    /// The rank that runs the hub, known before that rank has joined.
     pub(super) run_by: Option<Rank>,
-    /// Why the hub could not accept or serve the connection of a rank.
+    /// The error because of which the hub could not accept or serve the connection of a rank.
     pub(super) failure: Option<SystemError>,
-    /// The ranks that were told of the failure instead of joining.
+    /// The ranks that were told why they cannot join.
     pub(super) told: BTreeSet<Rank>,
 }
 
@@ -144,7 +146,7 @@ impl HubOptions {
         self
     }
 
-    /// Sets the secret of the job; only processes that know it can join.
+    /// Sets the secret of the job, so that only processes that know it can join.
     #[must_use]
     pub fn secret(mut self, secret: Secret) -> Self {
         self.secret = Some(secret);
@@ -160,8 +162,9 @@ impl HubOptions {
         self
     }
 
-    /// Opens the hub of a group of `ranks` ranks at a TCP address, such as `10.0.0.1:29501`. Port 0
-    /// selects any free port.
+    /// Opens the hub of a group of `ranks` ranks at a TCP address, such as `10.0.0.1:29501`.
+    ///
+    /// Port 0 selects any free port.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a group of 0 ranks, for a malformed
@@ -172,8 +175,8 @@ impl HubOptions {
         self.bind_once(address, ranks).map_err(|error| name_holders(address, error))
     }
 
-    /// Opens the hub like [`bind`](Self::bind), but does not look for the process that holds a
-    /// port.
+    /// Opens the hub like [`bind`](Self::bind), but with an error that does not tell which process
+    /// holds the port.
     pub(super) fn bind_once(self, address: &str, ranks: usize) -> Result<Hub, Error> {
         check_ranks(ranks)?;
         let parsed = Address::parse(HUB_ADDRESS, address)?;
@@ -200,7 +203,7 @@ impl HubOptions {
         Ok(Hub { shared, source: Source::Own { listener, acceptor: Some(acceptor) } })
     }
 
-    /// Opens the hub of a smaller group, whose connections `listener` accepts.
+    /// Opens the hub of the smaller group of a shrink, whose connections `listener` accepts.
     ///
     /// The hub answers the ranks at `until` at the latest.
     pub(super) fn form(
@@ -224,7 +227,7 @@ impl HubOptions {
         Ok(Hub { shared, source: Source::Rank(Arc::clone(listener)) })
     }
 
-    /// Creates what the threads of a hub share, before any rank has joined.
+    /// Creates the state that the threads of a hub share, before any rank has joined.
     fn share(
         self,
         address: SocketAddr,
@@ -263,9 +266,10 @@ impl HubOptions {
 }
 
 impl Hub {
-    /// Opens the hub of a group at a loopback address, such as `127.0.0.1:29501`. Port 0 selects
-    /// any free port. It has no secret, so every process of this host can join; [`HubOptions`] sets
-    /// one.
+    /// Opens the hub of a group of `ranks` ranks at a loopback address, such as `127.0.0.1:29501`.
+    ///
+    /// Port 0 selects any free port. The hub has no secret, so every process of this host can join;
+    /// [`HubOptions`] sets a secret.
     ///
     /// # Errors
     /// Those of [`HubOptions::bind`].
@@ -284,7 +288,7 @@ impl Hub {
         self.shared.ranks
     }
 
-    /// Returns the ranks that have not joined.
+    /// Returns the ranks that have not joined the group yet.
     pub fn missing(&self) -> Vec<Rank> {
         self.shared.state.lock().hub.first().missing().collect()
     }
@@ -313,7 +317,8 @@ impl Hub {
         address
     }
 
-    /// Checks on another thread whether the address that ranks are given is one of this host.
+    /// Checks, on another thread, whether `address`, at which ranks look for the hub, belongs to
+    /// this host.
     pub(super) fn check_address(&self, address: &str) {
         let Ok(parsed) = Address::parse(HUB_ADDRESS, address) else { return };
         let address = address.to_owned();
@@ -328,14 +333,14 @@ impl Hub {
         });
     }
 
-    /// Ends a start that takes too long, on behalf of the rank that runs this hub.
+    /// Ends a start that has timed out after `timeout`, on behalf of the rank that runs this hub.
     pub(super) fn start_timed_out(&self, timeout: Duration) {
         let event = Event::Request(Request::StartTimedOut { timeout });
         let outboxes = self.shared.change(|state| state.apply(Rank(0), Addressed::to_all(event)));
         drop(outboxes);
     }
 
-    /// Waits until the hub has handled the end of the connection of the rank that runs it.
+    /// Waits until the hub has noticed that rank 0, which runs the hub, has disconnected.
     pub(super) fn wait_disconnected(&self, deadline: Deadline) {
         let gone = |state: &mut State| (!state.hub.first().is_live(Rank(0))).then_some(());
         self.shared.state.wait(deadline, gone);
@@ -421,10 +426,11 @@ impl fmt::Debug for Hub {
 }
 
 impl Shared {
-    /// Numbers a connection that begins its handshake, and closes the oldest one if there are too
-    /// many.
+    /// Registers a connection that begins its handshake, and returns the number that identifies the
+    /// connection.
     ///
-    /// A rank needs little time for its handshake, and tries again if it was closed.
+    /// If there are too many connections in the handshake, the oldest is closed. A rank needs
+    /// little time for its handshake, and tries again if it was closed.
     pub(super) fn begin(&self, stream: &Stream) -> u64 {
         let mut state = self.state.lock();
         if state.pending.len() >= self.ranks + STRANGERS_MAX {
@@ -437,7 +443,8 @@ impl Shared {
         number
     }
 
-    /// Forms the smaller group when every rank has arrived or is gone, at the latest at `until`.
+    /// Waits until every rank has arrived or is gone, or until `until`, and then forms the smaller
+    /// group.
     fn form_group(&self, until: Deadline) {
         let mut probes = Probes::default();
         loop {
@@ -459,7 +466,8 @@ impl Shared {
         }
     }
 
-    /// Counts a rank as arrived at a smaller group, and waits until the group is formed.
+    /// Counts the rank of `hello` as arrived for a shrink, and waits until the smaller group is
+    /// formed.
     ///
     /// It returns at once if this hub is not that of a smaller group.
     fn await_formation(&self, hello: &Hello, number: u64) -> Result<(), Refusal> {
@@ -486,8 +494,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits a moment for the seat of a rank, and prepares the hub for its next group if this one
-    /// is over.
+    /// Waits a moment until the rank number in `hello` is free, and begins the next group if
+    /// needed.
     ///
     /// A rank that opens its next group can be here before the end of its last connection. Only a
     /// hub in a process outside of the group has a next group.
@@ -518,9 +526,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Lets a rank join or refuses it, and sends it the answer.
+    /// Lets the rank of `hello` join or refuses it, sends the answer, and returns the rank's number
+    /// in the group.
     ///
-    /// The rank has proved that it belongs to the job. Returns its number in the group.
+    /// The rank has proved that it belongs to the job.
     pub(super) fn admit(
         self: &Arc<Self>,
         hello: Hello,
@@ -570,19 +579,21 @@ impl Shared {
         admitted.map(|(rank, _)| rank).map_err(|(refusal, _)| refusal)
     }
 
-    /// Counts a connection that was refused, for the error of a group that does not start.
+    /// Counts a refused connection, so that the error of a group that does not start can mention
+    /// it.
     pub(super) fn count_refused(&self, origin: SocketAddr, number: u64, reason: &str) {
         self.state.lock().count_refused(origin, number, reason);
     }
 
-    /// Stops counting a connection that was not admitted.
+    /// Removes a connection that did not join from the connections in the handshake.
     pub(super) fn forget(&self, number: u64) {
         let mut state = self.state.lock();
         state.pending.remove(&number);
         state.shed.remove(&number);
     }
 
-    /// Applies an event of a rank, unless the event is from its connection to an earlier group.
+    /// Applies an event of the rank `from`, unless its connection `number` belongs to an earlier
+    /// group.
     pub(super) fn apply(self: &Arc<Self>, (from, number): (Rank, u64), event: Addressed<Event>) {
         let outboxes = self.change(|state| {
             let connection = state.connections[from.index()].as_ref();
@@ -595,8 +606,10 @@ impl Shared {
         drop(outboxes);
     }
 
-    /// Changes the state, and limits the wait for the acknowledgements of groups that this change
-    /// ends.
+    /// Calls `change` with the locked state, and returns its result.
+    ///
+    /// It limits how long the hub waits for the acknowledgements of groups that the change has
+    /// ended.
     pub(super) fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> R) -> R {
         let (result, ended) = self.state.change(|state| {
             let result = change(state);
@@ -611,7 +624,8 @@ impl Shared {
         result
     }
 
-    /// Stops waiting for the acknowledgements of groups that have ended, after a timeout.
+    /// Starts a thread that, after a timeout, stops the wait for the acknowledgements of the groups
+    /// `ended`.
     fn stop_waiting_later(self: &Arc<Self>, ended: Vec<Option<SubgroupId>>) {
         let shared = Arc::clone(self);
         // Without the thread, ranks may wait longer, until every rank has acknowledged or is gone.
@@ -638,7 +652,8 @@ impl Shared {
 }
 
 impl State {
-    /// Replaces the group that awaits its ranks by the group of the ranks that have arrived.
+    /// Forms the smaller group of the ranks that have arrived, and resets the hub's state for this
+    /// group.
     fn form(&mut self) {
         let Some(formation) = &mut self.formation else { return };
         formation.form();
@@ -666,11 +681,12 @@ impl State {
         self.connection(rank).is_some() && !self.hub.first().is_live(Rank(rank))
     }
 
-    /// Returns whether a rank that comes now begins the next group.
+    /// Returns whether the current group is over, so that `rank`, which comes now, begins the next
+    /// group.
     ///
-    /// It does if all ranks of the group are gone, and a process outside of the group runs the hub.
-    /// A rank that has never joined a group that did not start is late for that one, and is told
-    /// why it did not start.
+    /// All ranks of the group have to be gone, and a process outside of the group has to run the
+    /// hub. A rank that has never joined a group that did not start is late for that group, and is
+    /// told why it did not start.
     fn is_empty(&self, rank: u32) -> bool {
         let first = self.hub.first();
         let is_next = first.is_formed() || first.end_cause().is_some() && self.has_left(rank);
@@ -679,7 +695,8 @@ impl State {
         is_over && first.runs_hub().is_none() && self.formation.is_none() && !self.closing
     }
 
-    /// Returns the number of a rank and the size of its group, or why the rank cannot join.
+    /// Returns the number of the rank of `hello` and the size of its group, or why the rank cannot
+    /// join.
     fn seat(&self, hello: &Hello, number: u64, hub_ranks: usize) -> Result<(Rank, u32), Refusal> {
         let Hello { rank, ranks, ref host, .. } = *hello;
         if let Some(formation) = &self.formation {
@@ -739,7 +756,7 @@ impl State {
         self.hub.refuse(format!("{origin}: {reason}"));
     }
 
-    /// Applies an event and queues the replies. Returns the outboxes of the ranks that are gone.
+    /// Applies an event, queues the replies, and returns the outboxes of the ranks that are gone.
     ///
     /// The caller drops the outboxes outside of the lock.
     pub(super) fn apply(&mut self, from: Rank, event: Addressed<Event>) -> Vec<Outbox> {
@@ -773,7 +790,8 @@ impl State {
         gone
     }
 
-    /// Queues replies to all ranks that read. Returns the other ranks, and why they are lost.
+    /// Queues replies to all ranks that read them, and returns the other ranks with the reason of
+    /// their loss.
     fn send(&self, replies: &[Outgoing]) -> BTreeMap<Rank, String> {
         let outbox = |rank: &Rank| {
             let connection = self.connections[rank.index()].as_ref()?;
@@ -816,7 +834,7 @@ impl State {
     }
 }
 
-/// Returns why an address does not look like one of this host; `None` if it is one.
+/// Returns why `address` does not seem to belong to this host, or `None` if it does.
 fn doubt_own(address: &Address) -> Option<String> {
     match address.resolve() {
         Ok(resolved) if resolved.iter().any(is_own) => None,
@@ -825,14 +843,14 @@ fn doubt_own(address: &Address) -> Option<String> {
     }
 }
 
-/// Returns whether an address is one of this host, which alone can be bound.
+/// Returns whether `address` belongs to this host, by binding a socket to it.
 fn is_own(address: &SocketAddr) -> bool {
     let mut any_port = *address;
     any_port.set_port(0);
     TcpListener::bind(any_port).is_ok()
 }
 
-/// Returns the error for an address that any process of another host could use to join.
+/// Returns the error for a hub without a secret at an address that other hosts can reach.
 fn no_secret(address: &str) -> Error {
     let text = format!(
         "the hub cannot listen at {address} without a secret, because other hosts can reach this address; \
@@ -859,7 +877,8 @@ pub(super) fn is_in_use(error: &Error) -> bool {
     source.is_some_and(|source: &io::Error| source.kind() == io::ErrorKind::AddrInUse)
 }
 
-/// Adds the processes that hold the port of an address to an error about a port in use.
+/// Returns `error`, extended by the processes that hold the port of `address` if the port is in
+/// use.
 ///
 /// Other errors stay as they are.
 pub(super) fn name_holders(address: &str, error: Error) -> Error {

@@ -1,4 +1,4 @@
-//! Accepts the connections of other ranks, which they make when the group shrinks.
+//! Accepts the connections that other ranks make to this rank when the group shrinks.
 //!
 //! A thread accepts them from the beginning. Otherwise connections that send nothing could fill the
 //! queue of the system, and the rank would look as if its host were down.
@@ -19,10 +19,12 @@ use super::hub::{self, ACCEPT_PAUSE, STRANGERS_MAX};
 use super::serve::HANDSHAKE_TIMEOUT;
 use super::wire::Stream;
 
-/// The most connections that the system queues until they are accepted; it may queue fewer.
+/// The maximum number of connections that the system queues until they are accepted.
+///
+/// The system may queue fewer.
 const QUEUE_MAX: i32 = 4096;
 
-/// Binds the socket at which other ranks connect when the group shrinks.
+/// Binds a socket at a free port of `ip`, to which other ranks connect when the group shrinks.
 pub(super) fn bind(ip: IpAddr) -> io::Result<Uninherited<TcpListener>> {
     let listener = Uninherited::new(TcpListener::bind((ip, 0))?);
     // The standard library lets the system queue 128 connections.
@@ -43,14 +45,14 @@ pub(super) struct RankListener {
     generation: Generation,
 }
 
-/// Holds what the thread that accepts shares with the rank.
+/// Stores the socket and the state that the accepting thread shares with the rank.
 struct Shared {
     listener: Uninherited<TcpListener>,
     ranks: usize,
     state: Mutex<State>,
 }
 
-/// Tracks the hub that receives the connections, or the connections that wait for it.
+/// Tracks the hub that receives the connections, or the connections that wait for a hub.
 #[derive(Default)]
 struct State {
     hub: Option<Arc<hub::Shared>>,
@@ -82,7 +84,7 @@ impl RankListener {
         self.shared.listener.local_addr()
     }
 
-    /// Passes the connections that wait, and all later ones, to a hub.
+    /// Passes the waiting connections, and all later connections, to `hub`.
     pub(super) fn open_hub(&self, hub: &Arc<hub::Shared>) {
         let waiting = {
             let mut state = self.shared.state();
@@ -102,7 +104,7 @@ impl RankListener {
         }
     }
 
-    /// Makes connections wait again, for the next hub.
+    /// Stops passing connections to `hub`, so that they wait for the next hub of this rank.
     pub(super) fn close_hub(&self, hub: &Arc<hub::Shared>) {
         let mut state = self.shared.state();
         // The rank may have opened its next hub before this one is dropped.
@@ -177,7 +179,7 @@ impl Shared {
         }
     }
 
-    /// Passes a connection to the hub, or lets it wait for one.
+    /// Passes a connection to the hub, or lets the connection wait until this rank opens a hub.
     fn take(&self, stream: Stream, origin: SocketAddr) {
         let mut state = self.state();
         if let Some(hub) = state.hub.clone() {

@@ -72,14 +72,14 @@ use super::subgroups::{Addressed, Clients};
 use super::{AbortRecord, Bootstrap, Listener, host_id};
 use crate::error::Error;
 
-/// The pause after the first failed attempt to reach the hub; it doubles with every further
+/// The pause after the first failed attempt to reach the hub, which doubles with every further
 /// attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
 /// The longest pause between two attempts to reach the hub.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
 
-/// How long a job that restarts waits until the processes before it have released the port.
+/// How long rank 0 waits for a port of the hub that is in use, such as by an earlier job.
 const PORT_TIMEOUT: Duration = Duration::from_secs(4);
 
 const SILENT: &str =
@@ -96,21 +96,22 @@ pub struct TcpBootstrap {
     group: GroupId,
     membership: Membership,
     generation: Generation,
-    /// `None` once this rank has left the group.
+    /// The connection, hub and listener of this rank, or `None` once this rank has left the group.
     held: Mutex<Option<Held>>,
 }
 
-/// Owns what a rank releases when it leaves the group.
+/// Owns the connection, hub and listener that a rank releases when it leaves the group.
 #[derive(Default)]
 struct Held {
     outbox: Option<Outbox>,
     hub: Option<Arc<Hub>>,
-    /// The socket at which other ranks connect if the group shrinks; `None` if any process of
-    /// another host could connect.
+    /// The listener to which other ranks connect if the group shrinks.
+    ///
+    /// It is `None` if any process of another host could connect, or if no port could be bound.
     listener: Option<Arc<RankListener>>,
 }
 
-/// Holds what decides whether a rank and a hub accept each other.
+/// Stores the job and the secret, by which a rank and a hub decide whether to accept each other.
 #[derive(Clone, Debug)]
 struct Membership {
     job: Option<String>,
@@ -154,7 +155,7 @@ impl TcpBootstrap {
         }
     }
 
-    /// Joins a group as rank 0, with a hub that is open already.
+    /// Joins a group as rank 0, with the open hub `hub`, and waits until every rank has joined.
     ///
     /// The hub can have a port that the system chose, and the launcher passes this port on to the
     /// other ranks.
@@ -174,7 +175,7 @@ impl TcpBootstrap {
         Self::connect(address, Some(hub), Rank(0), ranks, membership, deadline)
     }
 
-    /// Joins a group through its hub, and waits for the start of the group.
+    /// Joins a group through the hub at `address`, and waits until every rank has joined.
     ///
     /// `hub` is the hub if this process runs it.
     fn connect(
@@ -195,8 +196,8 @@ impl TcpBootstrap {
         joined.map_err(|error| end_start(hub.as_ref(), rank, error))
     }
 
-    /// Starts the threads of a connection that the hub has welcomed, and waits for the start of the
-    /// group.
+    /// Starts the threads of a connection that the hub has accepted, and waits until every rank has
+    /// joined.
     fn start(
         address: String,
         hub: Option<Arc<Hub>>,
@@ -233,8 +234,8 @@ impl TcpBootstrap {
         Ok(joined)
     }
 
-    /// Joins a smaller group through the hub of `candidate`; `None` if there is no such hub any
-    /// more.
+    /// Joins the smaller group of a shrink through the hub of `candidate`, or returns `None` if
+    /// that hub is gone.
     ///
     /// `hub` is the hub if this rank is the candidate.
     fn join_candidate(
@@ -287,7 +288,7 @@ impl TcpBootstrap {
         Err(Error::new(ErrorKind::Timeout, text).with_peer(candidate))
     }
 
-    /// Tells the hub that the start took too long, so that it ends the start on every rank.
+    /// Tells the hub that the start has timed out, so that the hub ends the start on every rank.
     fn start_timed_out(&self, deadline: Deadline) {
         let timeout = deadline.timeout();
         match self.held().as_ref().and_then(|held| held.hub.as_ref()) {
@@ -296,7 +297,7 @@ impl TcpBootstrap {
         }
     }
 
-    /// Says goodbye to the hub and waits for its answer.
+    /// Tells the hub that this rank leaves, and waits until the hub has closed the connection.
     ///
     /// The rank that runs the hub also waits until the other ranks have left.
     fn say_goodbye(&self, deadline: Deadline) -> Result<(), Error> {
@@ -315,7 +316,7 @@ impl TcpBootstrap {
         hub.map_or(Ok(()), |hub| hub.wait_all_left(deadline))
     }
 
-    /// Opens the hub of a smaller group at the address that the listener of this rank has.
+    /// Opens the hub of the smaller group of a shrink, at the address of this rank's `listener`.
     fn open_smaller_hub(
         &self,
         listener: &Arc<RankListener>,
@@ -475,10 +476,10 @@ unsafe impl Bootstrap for TcpBootstrap {
 }
 
 impl Membership {
-    /// Creates the first message of a rank; `shrinks` is the earlier group if a smaller one is
-    /// formed.
+    /// Creates the hello, the message in which a rank asks the hub to join.
     ///
-    /// The caller sets a new nonce for each connection, and `attempt` sets the address.
+    /// `shrinks` is the earlier group if the rank joins the smaller group of a shrink. The caller
+    /// sets a new nonce for each connection, and `attempt` sets the address.
     fn hello(&self, rank: Rank, ranks: usize, runs_hub: bool, shrinks: Option<GroupId>) -> Hello {
         Hello {
             nonce: Nonce::default(),
@@ -498,10 +499,11 @@ impl Membership {
         HubOptions { job, secret, allow_unauthenticated }
     }
 
-    /// Binds the socket of the [`RankListener`]; `None` if other hosts could reach it without a
-    /// secret, or if it cannot be bound.
+    /// Binds the socket of the [`RankListener`], or returns `None` if that is not permitted or not
+    /// possible.
     ///
-    /// A rank without it can take part in its group, but not shrink it.
+    /// It is not permitted if other hosts could reach the socket without a secret. A rank without
+    /// the socket can take part in its group, but not shrink it.
     fn listen(&self, ip: IpAddr) -> Result<Option<Uninherited<TcpListener>>, SystemError> {
         let is_permitted = self.secret.is_some() || self.allow_unauthenticated || ip.is_loopback();
         if !is_permitted {
@@ -531,9 +533,8 @@ impl fmt::Debug for TcpBootstrap {
     }
 }
 
-/// Tells the other ranks why the start failed if this process runs their hub.
-///
-/// Returns the error for the caller.
+/// Tells the other ranks why the start failed if this process runs `hub`, and returns the error for
+/// the caller.
 fn end_start(hub: Option<&Arc<Hub>>, rank: Rank, error: Error) -> Error {
     match hub {
         Some(hub) => hub.end_start(rank, error),
@@ -541,7 +542,8 @@ fn end_start(hub: Option<&Arc<Hub>>, rank: Rank, error: Error) -> Error {
     }
 }
 
-/// Starts the threads that write to the hub and read from it.
+/// Starts the threads that write to and read from the hub, and returns the clients and the write
+/// queue.
 ///
 /// `tell` reports to the hub that a thread could not be started.
 fn open_connection(
@@ -576,13 +578,13 @@ fn open_connection(
     Ok((clients, Some(outbox)))
 }
 
-/// Queues the requests of a rank, and closes the connection of a hub that does not read them.
+/// Queues the requests of a rank, and closes the connection if the hub does not read them.
 struct Requests {
     sender: FrameSender,
     stream: Stream,
     /// The name of the hub in errors.
     hub: String,
-    /// Why this rank has closed the connection, for the thread that reads.
+    /// The reason why this rank has closed the connection, which the thread that reads reports.
     full: Arc<OnceLock<String>>,
 }
 
@@ -601,7 +603,7 @@ impl Requests {
     }
 }
 
-/// Tells the hub why this rank cannot take part, so that the other ranks learn it too.
+/// Sends the hub an abort because of `error`, so that all ranks learn why `rank` cannot take part.
 fn tell_failure(mut stream: &TcpStream, rank: Rank, error: &SystemError) {
     let record = Blob(AbortRecord::failed(rank, error.kind(), error).encode());
     let request = Addressed::to_all(Request::Abort { record });
@@ -610,7 +612,7 @@ fn tell_failure(mut stream: &TcpStream, rank: Rank, error: &SystemError) {
     let _ = stream.write_all(encode_frame(&request).bytes());
 }
 
-/// Handles what the hub sends until the connection ends.
+/// Reads and handles the replies of the hub until the connection ends.
 ///
 /// `full` contains the reason if this rank has ended the connection.
 fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &OnceLock<String>) {
@@ -636,8 +638,7 @@ fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &Onc
     let _ = reader.into_inner().stream.shutdown(Shutdown::Both);
 }
 
-/// Opens the hub on all addresses of this host, or on the loopback address alone if it is given
-/// one.
+/// Opens a hub at all addresses of this host, or only at `address` if that is a loopback address.
 ///
 /// Other hosts may know this host by another address than it does itself.
 fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error> {
@@ -658,7 +659,7 @@ fn bind(address: &str, ranks: usize, options: &HubOptions) -> Result<Hub, Error>
     }
 }
 
-/// Opens the hub, and waits a while for a port that is in use.
+/// Opens a hub like [`bind`], but tries again for a while if the port is in use.
 ///
 /// The process of an earlier group may just be ending.
 fn bind_in_time(
@@ -677,11 +678,11 @@ fn bind_in_time(
     }
 }
 
-/// Describes the connection to a hub that has welcomed this rank.
+/// Stores the connection to a hub that has accepted this rank, and the rank's number in the group.
 struct Joined {
     stream: Stream,
     listener: Option<Uninherited<TcpListener>>,
-    /// The process that runs the hub.
+    /// The id of the process that runs the hub, if the hub knows it.
     process: Option<ProcessId>,
     group: GroupId,
     /// The number of this rank in the group, which is a new number if the group has shrunk.
@@ -693,8 +694,7 @@ struct Joined {
 enum JoinError {
     /// The attempt to reach the hub failed, but the hub may start later or come back.
     Retry(String),
-    /// No process listens at the address now, or the hub there is another one. A hub may start
-    /// later.
+    /// No hub of this group listens at the address now, but a hub may start there later.
     Gone(String),
     /// The other side closed the connection without an answer.
     Closed(String),
@@ -702,7 +702,8 @@ enum JoinError {
     Fatal(Error),
 }
 
-/// Joins a group through its hub, and repeats failed attempts until the deadline.
+/// Connects to the hub at `address`, and repeats failed attempts until the hub accepts this rank or
+/// the deadline passes.
 fn reach_hub(
     address: &str,
     mut hello: Hello,
@@ -744,7 +745,7 @@ fn reach_hub(
     }
 }
 
-/// Connects to the hub and performs the rank's side of the handshake.
+/// Connects to the hub once, and performs the rank's side of the handshake.
 fn attempt(
     address: &str,
     resolved: &[SocketAddr],
@@ -790,7 +791,8 @@ fn attempt(
     Ok(Joined { stream, listener, group, rank, ranks, process })
 }
 
-/// Converts an I/O error of an attempt, and decides whether another attempt can succeed.
+/// Converts an I/O error into a [`JoinError`], which tells whether another attempt to join can
+/// succeed.
 fn retry(error: io::Error) -> JoinError {
     let system = SystemError::of_io("cannot connect to the hub", &error);
     if system.is_exhausted() {
@@ -805,7 +807,7 @@ fn retry(error: io::Error) -> JoinError {
     }
 }
 
-/// Reads a message of the hub in the handshake.
+/// Reads and decodes one message of the hub in the handshake.
 fn read_answer<T: DeserializeOwned>(reader: &mut DeadlineReader<'_>) -> Result<T, JoinError> {
     let reason = match read_frame(reader, HANDSHAKE_BYTES_MAX) {
         Ok(Some(answer)) => return Ok(answer),
@@ -820,7 +822,7 @@ fn read_answer<T: DeserializeOwned>(reader: &mut DeadlineReader<'_>) -> Result<T
     Err(JoinError::Retry(reason))
 }
 
-/// Resolves the address of the hub within the deadline.
+/// Resolves the address of the hub into socket addresses before the deadline.
 ///
 /// A host name is resolved on another thread, because the system's resolver has no deadline.
 fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinError> {
@@ -843,7 +845,7 @@ fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinErr
     }
 }
 
-/// Converts the error of reading the hub's preamble.
+/// Converts an error in reading the hub's preamble into a [`JoinError`].
 fn no_hub(address: &str, error: PreambleError) -> JoinError {
     let text = match error {
         // A process that is silent or closes the connection may be starting or ending, so another
@@ -867,7 +869,8 @@ fn no_hub(address: &str, error: PreambleError) -> JoinError {
     JoinError::Fatal(Error::new(ErrorKind::Mismatch, text))
 }
 
-/// Converts a refusal of the hub, and decides whether another attempt can succeed.
+/// Converts a refusal of the hub into a [`JoinError`], which tells whether another attempt can
+/// succeed.
 fn refused(address: &str, hello: &Hello, refusal: &Refusal) -> JoinError {
     match refusal {
         Refusal::Closing => return JoinError::Gone(CLOSED.into()),

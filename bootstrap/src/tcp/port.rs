@@ -2,8 +2,7 @@
 
 use std::fs;
 
-/// Returns the processes that hold a listening socket at a TCP port, such as `process 17
-/// (python3)`.
+/// Returns the processes that listen at a TCP port, each as a text such as `process 17 (python3)`.
 ///
 /// The list is empty if this process cannot see them, because they belong to another user or to
 /// another process namespace.
@@ -24,7 +23,7 @@ pub(super) fn holders(port: u16) -> Vec<String> {
     pids.filter(|pid| holds(*pid, &sockets)).map(named).collect()
 }
 
-/// Returns whether a process has a descriptor of one of these sockets, such as `socket:[31]`.
+/// Returns whether the process `pid` has a descriptor of one of `sockets`, such as `socket:[31]`.
 fn holds(pid: u32, sockets: &[String]) -> bool {
     // The folder cannot be read if the process has ended or belongs to another user.
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
@@ -44,7 +43,7 @@ fn listening(table: &str, port: u16) -> Vec<String> {
     table.lines().filter_map(|line| listening_inode(line, port)).collect()
 }
 
-/// Returns the inode of the socket in a line of the table, if the socket listens at the port.
+/// Returns the inode of the socket in a line of `/proc/net/tcp`, if the socket listens at `port`.
 fn listening_inode(line: &str, port: u16) -> Option<String> {
     // The fields are: index, local address, remote address, state, five others, inode.
     let mut fields = line.split_ascii_whitespace().skip(1);

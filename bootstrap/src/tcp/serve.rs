@@ -1,4 +1,4 @@
-//! Serves one connection to the hub: the handshake, and then the messages of the rank.
+//! Serves one connection to the hub, from the handshake to the last message of the rank.
 
 use std::io::{self, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -23,18 +23,18 @@ use super::wire::{
     has_closed, is_timeout, keep_alive, read_frame,
 };
 
-/// How long a connection may take to join.
+/// How long a connection may take to complete the handshake.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most bytes that the hub reads from a rejected connection.
+/// The maximum number of bytes that the hub reads from a rejected connection.
 const REJECT_BYTES: u64 = 64 << 10;
 
-/// How long the hub reads from a rejected connection, and how long an exhausted hub waits for a
-/// hello.
+/// How long the hub reads from a rejected connection, or waits for a hello after resources have run
+/// out.
 const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Performs the handshake of a connection, and then applies the messages of its rank until it
-/// closes.
+/// Performs the handshake of a connection, and then applies the requests of its rank until the
+/// connection closes.
 ///
 /// A connection that is no rank of this group gets an answer and is closed, without effect on the
 /// group. If the hub is `exhausted`, this applies to every connection.
@@ -85,12 +85,12 @@ pub(super) fn serve(
     shared.apply((rank, number), Addressed::to_all(Event::Lost { how }));
 }
 
-/// Describes a connection that does not become a rank.
+/// Describes why a connection is rejected, and what the hub answers.
 struct Rejection {
     reason: String,
-    /// The rank, if it has proved that it belongs to the job.
+    /// The rank that has connected, if it has proved that it belongs to the job.
     rank: Option<Rank>,
-    /// The last bytes that the hub sends.
+    /// The last bytes that the hub sends on the connection, if any.
     answer: Vec<u8>,
 }
 
@@ -166,7 +166,7 @@ fn handshake(
     }
 }
 
-/// Converts an I/O error of the handshake.
+/// Converts an I/O error of the handshake into a rejection of the connection.
 fn failed(error: io::Error) -> Rejection {
     let reason = if is_timeout(&error) {
         format!("it did not join within {}", Seconds(HANDSHAKE_TIMEOUT))
@@ -179,7 +179,7 @@ fn failed(error: io::Error) -> Rejection {
     Rejection::from(reason)
 }
 
-/// Converts the error of reading the preamble of a connection.
+/// Converts an error in reading the preamble into a rejection of the connection.
 fn no_rank(error: PreambleError, ranks: usize) -> Rejection {
     match error {
         PreambleError::Io(error) => failed(error),
@@ -203,7 +203,9 @@ fn unproven_text(error: OpenError) -> &'static str {
     }
 }
 
-/// Returns the answer to a program of another protocol, which its user may see.
+/// Returns the text that the hub sends to a program that speaks another protocol.
+///
+/// The user of the program may see it.
 fn foreign_text(ranks: usize) -> Vec<u8> {
     format!(
         "\nThis is the hub of a Peerlane group of {ranks} ranks, protocol version {VERSION}. It \
@@ -212,7 +214,7 @@ fn foreign_text(ranks: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Sends the last answer of a rejected connection, and reads on for a moment.
+/// Sends the last answer to a rejected connection, and discards for a moment what arrives.
 ///
 /// A close with unread bytes would discard the answer.
 fn reject(mut stream: &TcpStream, text: &[u8]) {

@@ -1,4 +1,4 @@
-//! Encodes messages as frames of a TCP connection, and queues the frames that are to be written.
+//! Encodes messages as frames of a TCP connection, and reads and writes these frames.
 //!
 //! A frame is a length of four bytes, little endian, and as many bytes of postcard. The length is
 //! not trusted: a length above the limit is an error, and below the limit memory grows only as
@@ -27,21 +27,22 @@ use super::super::message;
 use super::super::meter::Charge;
 use super::super::process::Process;
 
-/// The most bytes of a frame from a rank, without the length.
+/// The maximum length of a frame from a rank, in bytes, without its length field.
 pub(super) const REQUEST_BYTES_MAX: u32 = message::REQUEST_BYTES_MAX as u32;
 
-/// The most bytes of a frame from the hub, without the length.
+/// The maximum length of a frame from the hub, in bytes, without its length field.
 pub(super) const REPLY_BYTES_MAX: u32 = message::REPLY_BYTES_MAX as u32;
 
-/// Holds the bytes of a message, which can be queued for several connections.
+/// Holds an encoded message, which can be queued for several connections.
 #[derive(Clone)]
 pub(super) struct Frame {
     bytes: Arc<[u8]>,
-    /// Charges the frame to the rank that has sent its data, instead of the rank that reads it.
+    /// Charges the frame to the rank that has sent its data, instead of the rank that reads the
+    /// frame.
     charge: Option<Arc<Charge>>,
 }
 
-/// A shared connection that a forked child does not keep open.
+/// A shared TCP connection that forked children do not keep open.
 pub(super) type Stream = Arc<Uninherited<TcpStream>>;
 
 const LENGTH_BYTES: usize = size_of::<u32>();
@@ -56,7 +57,7 @@ pub(super) enum FrameError {
 }
 
 impl FrameError {
-    /// Returns whether the other end is gone.
+    /// Returns whether the frame could not be read because the other end is gone.
     ///
     /// A process that is killed while it has not read everything resets its connections, and one
     /// that is killed while it writes leaves a part of a frame.
@@ -75,7 +76,9 @@ pub(super) fn has_closed(error: &io::Error) -> bool {
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-/// Encodes a message as a frame. The caller must have limited the length of its variable fields.
+/// Encodes a message as a frame.
+///
+/// The caller must have limited the length of its variable fields.
 pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
     // The length comes first but is known last, so its place is kept free.
     let mut bytes = postcard::to_extend(value, vec![0; LENGTH_BYTES])
@@ -87,7 +90,8 @@ pub(super) fn encode_frame<T: Serialize>(value: &T) -> Frame {
 }
 
 impl Frame {
-    /// Charges the frame to the rank of `charge`, if any, instead of the rank that reads it.
+    /// Returns the frame charged to the rank of `charge`, if any, instead of the rank that reads
+    /// the frame.
     pub(super) fn charged_to(self, charge: Option<&Arc<Charge>>) -> Self {
         Self { charge: charge.cloned(), ..self }
     }
@@ -96,13 +100,13 @@ impl Frame {
         &self.bytes
     }
 
-    /// Returns how many bytes the frame counts for the rank that reads it.
+    /// Returns how many bytes the frame counts for in the queue of the rank that reads it.
     pub(super) fn kept_bytes(&self) -> usize {
         if self.charge.is_some() { 0 } else { self.bytes.len() + FRAME_BYTES }
     }
 }
 
-/// Reads one frame of a TCP connection; `None` means that the connection ended before the frame.
+/// Reads and decodes one frame, or returns `None` if the connection ended before the frame.
 pub(super) fn read_frame<T: DeserializeOwned>(
     stream: &mut impl Read,
     bytes_max: u32,
@@ -133,7 +137,7 @@ pub(super) fn read_frame<T: DeserializeOwned>(
     }
 }
 
-/// Reads `bytes` bytes, or fewer if the stream ends.
+/// Reads and returns `bytes` bytes, or fewer if the stream ends.
 fn take(stream: &mut impl Read, bytes: usize) -> Result<Vec<u8>, FrameError> {
     let mut taken = Vec::new();
     while taken.len() < bytes {
@@ -175,25 +179,25 @@ impl fmt::Display for FrameError {
     }
 }
 
-/// How long a host may not answer before it counts as gone.
+/// The time after which a host that does not answer counts as gone.
 pub(super) const HOST_GONE: Duration = Duration::from_secs(20);
 
 /// How long the last messages of a process that has ended may take to arrive.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(50);
 
-/// How long a closing connection may not take a byte before it is given up.
+/// The time after which a write that makes no progress on a closing connection fails.
 const STALL_MAX: Duration = Duration::from_millis(500);
 
-/// The first part of the memory for a frame, in bytes.
+/// The initial size of the buffer for a frame that is read, in bytes.
 const PART_BYTES: usize = 4096;
 
-/// The most bytes of a connection that wait in the kernel.
+/// The size of the kernel's send buffer for a connection, in bytes.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 
-/// The number of bytes that a queued frame counts for, beside its own.
+/// The number of bytes that is counted for each queued frame in addition to its own bytes.
 const FRAME_BYTES: usize = 64;
 
-/// The size in bytes up to which queued frames are joined to one write.
+/// The size, in bytes, up to which queued frames are combined into one write.
 const BATCH_BYTES: usize = 64 << 10;
 
 /// Writes frames to a TCP connection on a thread of its own, so that sending never blocks.
@@ -214,7 +218,9 @@ pub(super) struct Outbox {
 pub(super) struct FrameSender {
     queue: Sender<Item>,
     queued_bytes: Arc<AtomicUsize>,
-    /// The size in bytes of the newest exchange result, which may take a slow connection seconds.
+    /// The size, in bytes, of the newest exchange result, which does not count towards the limit.
+    ///
+    /// The result may take a slow connection seconds.
     result_bytes: Arc<AtomicUsize>,
 }
 
@@ -223,7 +229,7 @@ enum Item {
     End,
 }
 
-/// The most bytes that wait to be sent to one rank when more are to be sent.
+/// The maximum number of bytes that may be queued for one rank before it counts as not reading.
 ///
 /// A rank that does not read takes part in no further exchange, so at most one result waits for it.
 /// The newest result is not counted, because it can have more bytes and take long to arrive.
@@ -231,7 +237,7 @@ enum Item {
 const OUTBOX_BYTES_MAX: usize = 16 << 20;
 
 impl Outbox {
-    /// Starts the thread that writes to a connection.
+    /// Creates an outbox for the connection, and starts the thread that writes its queued frames.
     pub(super) fn open(stream: &Stream) -> Result<Self, SystemError> {
         let stream = Arc::clone(stream);
         // What the kernel has taken counts for nobody, so it must not be much.
@@ -260,8 +266,7 @@ impl Outbox {
         &self.sender
     }
 
-    /// Starts to close the connection early, so that the drop only waits until the queue is
-    /// written.
+    /// Begins to close the connection, so that a later drop only waits until the queue is written.
     pub(super) fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
 
@@ -285,26 +290,27 @@ impl Drop for Outbox {
 }
 
 impl FrameSender {
-    /// Returns whether so many bytes wait that the other end does not seem to read.
+    /// Returns whether so many bytes are queued that the other end does not seem to read.
     pub(super) fn is_full(&self) -> bool {
         let result = self.result_bytes.load(Ordering::Relaxed);
         self.queued_bytes.load(Ordering::Relaxed) > OUTBOX_BYTES_MAX + result
     }
 
-    /// Sets the size of the exchange result that is sent next, by which the limit of the queue
-    /// grows.
+    /// Sets the size of the next exchange result, by which the limit of the queue grows.
     pub(super) fn note_result(&self, bytes: usize) {
         self.result_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Queues a frame. A frame for a closed connection is dropped.
+    /// Queues a frame to be written.
+    ///
+    /// A frame for a closed connection is dropped.
     pub(super) fn send(&self, frame: Frame) {
         // The count grows first, because the thread that writes may subtract the frame at once.
         self.queued_bytes.fetch_add(frame.kept_bytes(), Ordering::Relaxed);
         let _ = self.queue.send(Item::Frame(frame));
     }
 
-    /// Returns the reason why a rank that does not read is lost.
+    /// Returns the text that says why a rank that does not read its connection is lost.
     pub(super) fn full_text(&self) -> String {
         let bytes = self.queued_bytes.load(Ordering::Relaxed);
         format!(
@@ -360,7 +366,8 @@ fn write(
     Ok(())
 }
 
-/// Writes all bytes, however long the other end does not read, unless the connection is closing.
+/// Writes all bytes of `batch`, and waits for the other end to read them unless the connection is
+/// closing.
 fn write_batch(mut stream: &TcpStream, batch: &[u8], closing: &AtomicBool) -> io::Result<()> {
     let mut rest = batch;
     while !rest.is_empty() {
@@ -385,12 +392,13 @@ fn write_batch(mut stream: &TcpStream, batch: &[u8], closing: &AtomicBool) -> io
 /// Reads from a connection until it closes or the process at the other end has ended.
 pub(super) struct PeerReader {
     pub(super) stream: Stream,
-    /// The process, if it is one of this host.
+    /// The process at the other end, if it is on this host.
     pub(super) process: Option<Process>,
 }
 
 impl PeerReader {
-    /// Waits until the connection can be read, and returns whether it can.
+    /// Waits until the connection can be read or the other process has ended, and returns whether
+    /// it can be read.
     ///
     /// It cannot if the process has ended and a child of it keeps the connection open.
     fn wait(&self) -> io::Result<bool> {
@@ -443,8 +451,8 @@ impl Read for DeadlineReader<'_> {
     }
 }
 
-/// Makes the kernel check that the host at the other end answers, even while no thread waits for
-/// it.
+/// Enables TCP keepalive, so that the kernel closes the connection if the other host stops
+/// answering.
 ///
 /// Without these options the connection to a host that has lost its power stays open for hours.
 pub(super) fn keep_alive(stream: &TcpStream, peer: IpAddr) {
@@ -464,8 +472,9 @@ pub(super) fn keep_alive(stream: &TcpStream, peer: IpAddr) {
     let _ = sockopt::set_tcp_user_timeout(stream, HOST_GONE.as_millis() as u32);
 }
 
-/// Returns whether a read or write has timed out, which systems report as either of two error
-/// kinds.
+/// Returns whether `error` is the timeout of a read or write.
+///
+/// Systems report it as either of two kinds.
 pub(super) fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }
