@@ -265,7 +265,9 @@ impl Client {
 
         // If this rank is missing too, the hub has not even confirmed the contribution of this
         // rank.
-        let text = if others.len() == missing.len() {
+        let text = if missing.is_empty() {
+            format!("{what}: what the ranks contributed did not arrive within {within}")
+        } else if others.len() == missing.len() {
             format!("{what}: {} did not take part within {within}", RankList(&others))
         } else if others.is_empty() {
             format!("{what}: the hub did not answer within {within}")
@@ -521,10 +523,10 @@ impl ClientState {
                 known(from).then_some(Notice::Message { from: Rank(from), message: message.0 })
             }
 
-            Reply::Left { rank } => {
+            Reply::Left { rank } => known(rank).then(|| {
                 self.left.insert(Rank(rank));
-                Some(Notice::Left { rank: Rank(rank) })
-            }
+                Notice::Left { rank: Rank(rank) }
+            }),
 
             // `Clients` handles it, because it ends the client of a subgroup.
             Reply::Gone => None,
@@ -652,6 +654,28 @@ mod tests {
         let answer = (0..100_000).find_map(|_| client.receive(message(2)));
         let Some(Request::Abort { record }) = answer else { panic!("{answer:?}") };
         assert_eq!(AbortRecord::decode(&record.0, Rank(1)).peer, Some(Rank(2)));
+    }
+
+    #[test]
+    fn a_timeout_blames_no_rank_if_all_have_contributed() {
+        let client = Client::new(Rank(1), 3);
+        let text = |missing: &[Rank]| {
+            let error = client.timeout_error("a", missing, Deadline::after(Duration::from_secs(2)));
+            (error.to_string(), error.peer())
+        };
+        let late = "a: what the ranks contributed did not arrive within 2 s";
+        assert_eq!(text(&[]), (late.to_owned(), None));
+        let others = "a: ranks 0 and 2 did not take part within 2 s";
+        assert_eq!(text(&[Rank(0), Rank(2)]), (others.to_owned(), Some(Rank(0))));
+        let unanswered = "a: the hub did not answer within 2 s";
+        assert_eq!(text(&[Rank(1)]), (unanswered.to_owned(), None));
+    }
+
+    #[test]
+    fn a_rank_that_does_not_exist_cannot_leave() {
+        let mut state = ClientState::new(2);
+        assert_eq!(state.apply(Reply::Left { rank: 2 }), None);
+        assert_eq!(state.apply(Reply::Left { rank: 1 }), Some(Notice::Left { rank: Rank(1) }));
     }
 
     #[test]
