@@ -143,6 +143,7 @@ impl Links {
 
         check_seconds("start_seconds", self.start_seconds)?;
         check_seconds("lane_seconds", self.lane_seconds)?;
+
         self.node.check()?;
         check_residuals(&self.residuals)
     }
@@ -153,15 +154,15 @@ impl Links {
     /// Between two points of [`Node::cache_factors`] the time per byte is interpolated.
     #[must_use]
     pub fn adjusted_to(&self, bytes: u64) -> Self {
-        let [times, gets] = self.node.factors(bytes);
         let mut links = self.clone();
         // The rates include the factors from now on, so a second adjustment must not find them.
         links.node.cache_factors.clear();
 
+        let [times, gets] = self.node.factors(bytes);
         for link in [&mut links.own, &mut links.local, &mut links.network] {
             if link.by_processor {
-                let get = link.get_bytes_per_second.unwrap_or(link.bytes_per_second);
                 // This comes before `bytes_per_second` changes, the default of the rate of gets.
+                let get = link.get_bytes_per_second.unwrap_or(link.bytes_per_second);
                 link.get_bytes_per_second = Some(get / gets);
                 link.bytes_per_second /= times;
                 link.engine_bytes_per_second /= times;
@@ -289,6 +290,7 @@ impl Link {
         if self.puts_in_flight == 0 {
             return Err(invalid(format!("{link}.puts_in_flight is 0, expected at least 1")));
         }
+
         Ok(())
     }
 }
@@ -411,7 +413,6 @@ fn interpolate(factors: &[CacheFactor], bytes: u64, factor: impl Fn(&CacheFactor
 fn check_cache_factors(factors: &[CacheFactor]) -> Result<(), Error> {
     for (index, point) in factors.iter().enumerate() {
         let CacheFactor { bytes, factor, gets_factor } = *point;
-
         let both = [("factor", Some(factor)), ("gets_factor", gets_factor)];
         for (name, times) in both {
             if let Some(times) = times.filter(|times| !(1e-3..=1e3).contains(times)) {

@@ -129,6 +129,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
         *question;
     links.check()?;
     check_blocks(topology, block_bytes)?;
+
     if let Some(chunks) = chunks.filter(|chunks| !(1..=CHUNKS_MAX).contains(chunks)) {
         return Err(invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}")));
     }
@@ -138,11 +139,11 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
 
     let tolerance = Tolerance::new(question.measured, links);
     let sums = ClusterSums::new(topology, shape.collective, block_bytes);
-    let links = links.adjusted_to(touched_bytes(&sums, shape));
+    let adjusted = links.adjusted_to(touched_bytes(&sums, shape));
+
     let is_refused = |one| refused.iter().any(|(other, _)| *other == one);
     // An algorithm that the caller selects is used even if a simpler one has the same plans.
     let degenerate = |one| algorithm.is_none().then(|| degenerate(one, &sums)).flatten();
-
     let mut candidates = Vec::new();
     for one in algorithms(shape.collective) {
         let is_other = algorithm.is_some_and(|expected| expected != one);
@@ -154,21 +155,23 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
         let mut of_algorithm = Vec::new();
         for chunks in numbers {
             let shape = Shape { chunks, ..shape };
-            let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links: &links });
+            let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links: &adjusted });
             of_algorithm.push(Candidate { algorithm: one, chunks, cost });
         }
         candidates.extend(simplest(of_algorithm, tolerance));
     }
 
-    // This comes before the candidates are sorted by time: they are ordered from simple to complex.
+    // This comes before the candidates are sorted by time, because `simplest` needs the order from
+    // simple to complex.
     let best =
         simplest(candidates.clone(), tolerance).ok_or_else(|| no_candidate(algorithm, refused))?;
     candidates.sort_by_key(|candidate| (*candidate != best, candidate.cost.picoseconds));
 
-    let subject = subject(topology, &sums);
     let excluded = algorithms(shape.collective).filter_map(degenerate);
     let reasons = refused.iter().copied().chain(excluded);
     let refused = reasons.map(|(which, why)| (which, why.to_owned())).collect();
+
+    let subject = subject(topology, &sums);
     let Candidate { algorithm, chunks, cost } = best;
     Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance })
 }
@@ -205,7 +208,7 @@ fn chunk_counts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u
     let network = shape.tiers && sums.nodes > 1;
     let is_fitting = |chunks: u32| !network || chunk_bytes(chunks) <= NETWORK_CHUNK_BYTES_MAX;
     let fitting: Vec<u32> = numbers.iter().copied().filter(|&chunks| is_fitting(chunks)).collect();
-    // Larger chunks are tried only if no other count is left.
+    // Without a fitting number, the one with the smallest chunks is tried.
     if fitting.is_empty() { numbers.last().copied().into_iter().collect() } else { fitting }
 }
 

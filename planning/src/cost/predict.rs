@@ -54,17 +54,19 @@ pub fn predict(
 ) -> Result<Cost, Error> {
     links.check()?;
     check_blocks(topology, block_bytes)?;
-    // Without chunks the formulas would divide by 0.
+
+    // Without chunks the formulas would divide by 0, and without outputs nothing could be written.
     for (name, count) in [("chunks", shape.chunks), ("outputs", shape.outputs)] {
         if count == 0 {
             return Err(invalid(format!("{name} is 0, expected at least 1")));
         }
     }
+
     schedule::check_suits(algorithm, shape.collective)?;
 
     let sums = ClusterSums::new(topology, shape.collective, block_bytes);
-    let links = links.adjusted_to(touched_bytes(&sums, shape));
-    Ok(cost(&CostRequest { algorithm, sums: &sums, shape, links: &links }))
+    let adjusted = links.adjusted_to(touched_bytes(&sums, shape));
+    Ok(cost(&CostRequest { algorithm, sums: &sums, shape, links: &adjusted }))
 }
 
 /// Checks that there is one block length for each rank.
@@ -82,12 +84,12 @@ pub(super) fn check_blocks(topology: &Topology, block_bytes: &[u64]) -> Result<(
 ///
 /// The link rates must already be [adjusted](Links::adjusted_to) to the size of the operation.
 pub(super) fn cost(request: &CostRequest<'_>) -> Cost {
-    let &CostRequest { sums, shape, .. } = request;
     let mut terms = terms(request);
     correct(&mut terms, correction(&request.links.residuals, request));
     let picoseconds = total(&terms);
 
     // In place there is no self copy, and in a reduction additions take its place.
+    let &CostRequest { sums, shape, .. } = request;
     let copied = u64::from(!shape.in_place && !shape.collective.is_reduction());
     let own = Traffic {
         rank_bytes_max: sums.block_bytes_max * copied,
@@ -121,6 +123,7 @@ fn path_terms(request: &CostRequest<'_>, node_ranks: u64) -> Vec<Term> {
         let note = format!("hides {} on the engines", time(engines));
         return vec![Term::new("calls of the host", path.host, note)];
     }
+
     terms
 }
 

@@ -95,8 +95,8 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
         steps.extend(copies(flags, group, &own, Source::Input, contributed));
     }
 
-    let targets = filtered(served, |peer| collective.requires(rank, peer));
     if reduces {
+        let targets = filtered(served, |peer| collective.requires(rank, peer));
         for group in own.chunks(group_cells) {
             for &cell in group {
                 if lane == LaneId::HOME {
@@ -106,6 +106,7 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
                     steps.push(wait(arrived(cell, lane)));
                 }
             }
+
             let announced = |cell| arrived(cell, lane);
             steps.extend(copies(flags, &targets, group, Source::Output, announced));
         }
@@ -114,6 +115,7 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
     for &peer in serving.iter().filter(|&&peer| collective.requires(peer, rank)) {
         steps.extend(cells(peer, chunks).map(|cell| wait(arrived(cell, lane))));
     }
+
     Lane { tier, steps }
 }
 
@@ -139,6 +141,7 @@ fn addition(
             steps.push(signal(rank, arrived(cell, other.lane)));
         }
     }
+
     steps
 }
 
@@ -171,12 +174,7 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
     let collective = shape.collective;
-    let receivers = filtered(served, |peer| collective.requires(rank, peer));
-    let own: Vec<Cell> = cells(rank, shape.chunks).collect();
-    let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
     let writable = |from| writable(request, from, lane);
-    let announced = |cell| arrived(cell, lane);
-    let copies = |peers: &[Rank]| copies(shape.flags, peers, &own, Source::Input, announced);
 
     let mut steps = Vec::new();
     if let Some(flag) = writable(rank) {
@@ -184,6 +182,11 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
         steps.extend(providers.into_iter().map(|peer| signal(peer, flag)));
     }
 
+    let receivers = filtered(served, |peer| collective.requires(rank, peer));
+    let own: Vec<Cell> = cells(rank, shape.chunks).collect();
+    let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
+    let announced = |cell| arrived(cell, lane);
+    let copies = |peers: &[Rank]| copies(shape.flags, peers, &own, Source::Input, announced);
     match shape.flags {
         // The self copy comes first, as it can run until the first peer is ready.
         FlagOrder::Prompt => {
@@ -203,6 +206,7 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     for peer in filtered(serving, |peer| collective.requires(peer, rank)) {
         steps.extend(cells(peer, shape.chunks).map(|cell| wait(arrived(cell, lane))));
     }
+
     Lane { tier, steps }
 }
 
@@ -215,18 +219,18 @@ fn pull_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let &PlanRequest { rank, shape, .. } = request;
     let &PeerLane { lane, tier, ref served, ref serving } = peers;
     let collective = shape.collective;
-    let providers = filtered(served, |peer| collective.requires(peer, rank));
+
+    // Even with two outputs in turn, `ready` is needed: it says that the input may be read.
     let receivers = filtered(serving, |peer| collective.requires(rank, peer));
+    let mut steps = Vec::new();
+    steps.extend(receivers.iter().map(|&peer| signal(peer, ready(rank, lane))));
+
+    let providers = filtered(served, |peer| collective.requires(peer, rank));
     let self_copy = self_copy(request).filter(|_| lane == LaneId::HOME);
     let taken = |by: Rank| Flag::Taken { by, lane };
     let gets = |peer: Rank| {
         cells(peer, shape.chunks).map(move |cell| Step::Get { peer, cell, from: Source::Input })
     };
-
-    let mut steps = Vec::new();
-    // Even with two outputs in turn, `ready` is needed: it says that the input may be read.
-    steps.extend(receivers.iter().map(|&peer| signal(peer, ready(rank, lane))));
-
     match shape.flags {
         FlagOrder::Prompt => {
             steps.extend(self_copy);
@@ -256,7 +260,7 @@ fn direct_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sent = traffic(request, |peers, among| request.sent(peers, among).1);
 
     match request.shape.collective {
-        // Contributions, and as many bytes of results.
+        // The results have as many bytes as the contributions.
         Collective::AllReduce => sent.map(|one| Traffic {
             rank_bytes_max: one.rank_bytes_max.saturating_mul(2),
             total_bytes: one.total_bytes.saturating_mul(2),
@@ -308,7 +312,6 @@ fn reduction_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
         let shape = Shape { collective, in_place: true, ..shape };
         copy_estimate(&CostRequest { shape, ..*request }, node_ranks)
     };
-
     let PathEstimate { mut terms, mut host } = copies(Collective::AllToAll);
 
     let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
@@ -322,6 +325,7 @@ fn reduction_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
         terms.extend(results.terms.into_iter().filter(|term| term.name != "ready"));
         host = host.saturating_add(results.host);
     }
+
     PathEstimate { terms, host }
 }
 
@@ -356,12 +360,12 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     // Where only the root has a self copy and the other ranks make the other copies, both happen at
     // the same time.
     let is_apart = collective.root().is_some() && only.is_none();
-    let copy = if own.by_processor && !is_apart { request.self_copy(&own) } else { 0 };
     let mut copied = match is_apart {
         true => request.rest_of_self_copy(&own, near.puts.max(far.puts)),
         false => request.self_copy_term(&own, near.puts.max(far.puts)),
     };
 
+    let copy = if own.by_processor && !is_apart { request.self_copy(&own) } else { 0 };
     let mut path = near;
     let one_thread = others > 0 && local.by_processor && network.by_processor;
     if one_thread {
@@ -377,7 +381,6 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         }
     }
 
-    let (verb, last) = if pull { ("gets", "last taken") } else { ("puts", "last arrival") };
     let inside = copies_note(request, &local, near.count);
     let outside = copies_note(request, &network, far.count);
     let note = match (mates, others) {
@@ -385,6 +388,8 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         (0, _) => format!("{outside} between nodes"),
         _ => format!("{outside} between nodes, {inside} inside"),
     };
+
+    let (verb, last) = if pull { ("gets", "last taken") } else { ("puts", "last arrival") };
     let terms = vec![
         Term::new("ready", path.ready, format!("of {} peers", mates + others)),
         copied,
@@ -433,17 +438,18 @@ impl LaneTime {
         }
 
         let pull = schedule(request.algorithm).gets;
-        let chunks = request.chunks();
         let sent = request.sent(peers, among);
         let received = request.received(peers, among);
         let (copied, other) = if pull { (received, sent) } else { (sent, received) };
         let (copied_blocks, copied_bytes) = copied;
         let (other_blocks, other_bytes) = other;
-        let count = copied_blocks.saturating_mul(chunks);
 
+        let chunks = request.chunks();
+        let count = copied_blocks.saturating_mul(chunks);
         let copies =
             if pull { link.gets(count, copied_bytes) } else { link.puts(count, copied_bytes) };
-        // `arrived` or `taken` signals, and the waits for those of others.
+
+        // Ranks signal `arrived` for each chunk, but `taken` only once, after all gets from a peer.
         let flags = |blocks: u64| if pull { blocks } else { blocks.saturating_mul(chunks) };
         let signals = request.flags(link, flags(copied_blocks));
         let waits = request.flags(link, flags(other_blocks));

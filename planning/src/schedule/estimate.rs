@@ -196,8 +196,8 @@ pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
         let output = if shape.collective == Collective::AllReduce { all } else { block };
         // The inbox has a place for the contribution of every rank, once for each output.
         let inbox = block.saturating_mul(sums.ranks);
-        let input = if shape.in_place { 0 } else { all };
         let each = output.saturating_add(inbox);
+        let input = if shape.in_place { 0 } else { all };
         return each.saturating_mul(shape.outputs.into()).saturating_add(input);
     }
 
@@ -249,9 +249,6 @@ impl EffectiveLink {
     /// the same time, and `senders` lanes put to other nodes.
     pub(crate) fn new(links: &Links, tier: Option<Tier>, node_ranks: u64, senders: u64) -> Self {
         let link = links.link_of_tier(tier.unwrap_or_default(), tier.is_none());
-        let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
-            *link;
-
         let mut slowdown = 1.0;
         let mut shared = f64::INFINITY;
         if link.by_processor {
@@ -261,6 +258,7 @@ impl EffectiveLink {
             let copies = node_ranks.min(processors) as f64;
             shared = links.node.copy_bytes_per_second.map_or(shared, |all| all / copies);
         }
+
         let senders = senders.max(1);
         if tier == Some(Tier::Network)
             && let Some(nics) = links.node.nics
@@ -270,6 +268,8 @@ impl EffectiveLink {
             shared = shared.min(nic * busy / senders as f64);
         }
 
+        let Link { put_seconds, get_seconds, step_seconds, flag_seconds, submit_seconds, .. } =
+            *link;
         let get_flow = link.get_bytes_per_second.unwrap_or(link.bytes_per_second);
         let lane = link.engine_bytes_per_second.min(link.send_bytes_per_second);
         let slowed = |seconds: f64| picoseconds(seconds * slowdown);
@@ -387,37 +387,37 @@ impl ClusterSums {
             true => block_bytes[rank.index()],
             false => 0,
         };
-        let block_bytes: Vec<u64> = Rank::all(topology.ranks()).map(used).collect();
+        let used_bytes: Vec<u64> = Rank::all(topology.ranks()).map(used).collect();
 
         let mut sizes = BTreeMap::<u64, Size>::new();
         let mut inside_bytes = 0u64;
         for node in 0..Rank::at(topology.nodes()).0 {
             let members = topology.members(node);
-            let bytes = sum(members.iter().map(|rank| block_bytes[rank.index()]));
-            let ranks = members.len() as u64;
+            let bytes = sum(members.iter().map(|rank| used_bytes[rank.index()]));
+            let node_ranks = members.len() as u64;
 
             // Where one rank sends or receives everything, each block goes to or comes from it.
             let inside = match collective.only_end() {
                 // Its own block is the only one, and all ranks contribute to it.
-                Some(_) if collective.is_reduction() => bytes.saturating_mul(ranks - 1),
-                Some(root) if topology.node(root) == node => bytes - block_bytes[root.index()],
+                Some(_) if collective.is_reduction() => bytes.saturating_mul(node_ranks - 1),
+                Some(root) if topology.node(root) == node => bytes - used_bytes[root.index()],
                 Some(_) => 0,
-                None => bytes.saturating_mul(ranks - 1),
+                None => bytes.saturating_mul(node_ranks - 1),
             };
             inside_bytes = inside_bytes.saturating_add(inside);
 
-            let size = sizes.entry(ranks).or_default();
+            let size = sizes.entry(node_ranks).or_default();
             size.nodes += 1;
             size.block_bytes_max = size.block_bytes_max.max(bytes);
         }
 
         let ranks = topology.ranks() as u64;
-        let total_bytes = sum(block_bytes.iter().copied());
+        let total_bytes = sum(used_bytes.iter().copied());
         let (own_bytes, moved_bytes) = match collective.only_end() {
             // A rank adds its own contribution and makes no self copy.
             _ if collective.is_reduction() => (0, total_bytes.saturating_mul(ranks - 1)),
             Some(root) => {
-                let own_bytes = block_bytes[root.index()];
+                let own_bytes = used_bytes[root.index()];
                 (own_bytes, total_bytes.saturating_sub(own_bytes))
             }
             None => (total_bytes, total_bytes.saturating_mul(ranks - 1)),
@@ -431,8 +431,8 @@ impl ClusterSums {
             total_bytes,
             own_bytes,
             moved_bytes,
-            block_bytes_max: block_bytes.iter().copied().max().unwrap_or(0),
-            block_bytes_min: block_bytes.iter().copied().min().unwrap_or(0),
+            block_bytes_max: used_bytes.iter().copied().max().unwrap_or(0),
+            block_bytes_min: used_bytes.iter().copied().min().unwrap_or(0),
             sizes,
             inside_bytes,
         }

@@ -104,12 +104,13 @@ fn lanes_with(
     between: impl FnOnce(&PlanRequest<'_>, &Rails<'_>) -> Vec<Step>,
 ) -> Vec<Lane> {
     let rails = Rails::new(request);
-    let tier = if request.has_network() { Tier::Network } else { Tier::Local };
-
     let mut lanes = vec![Lane { tier: Tier::Local, steps: home_steps(request, &rails) }];
+
     if rails.nodes() > 1 {
+        let tier = if request.has_network() { Tier::Network } else { Tier::Local };
         lanes.push(Lane { tier, steps: between(request, &rails) });
     }
+
     lanes
 }
 
@@ -117,7 +118,6 @@ fn lanes_with(
 fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
     let writable = |owner| writable(request, owner, NETWORK_LANE);
-    let targets = || (1..rails.nodes()).map(|by| entry(rails.ahead(by), rails.local_index()));
 
     let mut steps = Vec::new();
     if let Some(flag) = writable(rank) {
@@ -125,6 +125,7 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
         steps.extend(sources.map(|source| signal(source, flag)));
     }
 
+    let targets = || (1..rails.nodes()).map(|by| entry(rails.ahead(by), rails.local_index()));
     if shape.flags == FlagOrder::Batched {
         steps.extend(targets().filter_map(writable).map(wait));
     }
@@ -133,9 +134,10 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
             steps.extend(writable(target).map(wait));
         }
         // Even with batched flags each chunk is announced at once, because lane 0 of the target
-        // forwards it.
+        // distributes it.
         steps.extend(announced(target, cells(rank, shape.chunks), Source::Input));
     }
+
     steps
 }
 
@@ -207,6 +209,7 @@ fn home_steps(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     for mate in serving {
         steps.extend(entering_cells(request, rails, mate).map(|cell| wait(arrived(cell, lane))));
     }
+
     steps
 }
 
@@ -235,12 +238,13 @@ fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
 fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
     let writable = |owner| writable(request, owner, NETWORK_LANE);
-    let mut awaited = targets(rails);
 
     let mut steps = Vec::new();
     if let Some(flag) = writable(rank) {
         steps.extend(writers(rails).into_iter().map(|writer| signal(writer, flag)));
     }
+
+    let mut awaited = targets(rails);
     if shape.flags == FlagOrder::Batched {
         steps.extend(awaited.drain(..).filter_map(writable).map(wait));
     }
@@ -250,12 +254,13 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
         for chunk in 0..shape.chunks {
             for (block, place) in passing(rails, hop) {
                 let cell = Cell { block, chunk };
-                let target = entry(rails.ahead(1), place);
                 if hop > 0 {
                     steps.push(wait(arrived(cell, NETWORK_LANE)));
                 }
 
-                // With prompt flags, only the first put to a target waits for it.
+                // With prompt flags, only the first put to a target waits for it. With batched
+                // flags, the lane has waited for all targets.
+                let target = entry(rails.ahead(1), place);
                 if let Some(at) = awaited.iter().position(|&other| other == target) {
                     awaited.remove(at);
                     steps.extend(writable(target).map(wait));
@@ -271,6 +276,7 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
             }
         }
     }
+
     steps
 }
 
@@ -307,7 +313,8 @@ fn writers(rails: &Rails<'_>) -> Vec<Rank> {
     let previous = rails.behind(1);
     let mut is_writer = vec![false; previous.len()];
     for by in 1..rails.nodes() {
-        // The blocks that enter this node at this rank entered the previous node by the same rule.
+        // A block enters this node from the rank of the previous node that provides it, or at which
+        // it entered that node by the same rule.
         let places = (rails.local_index()..rails.behind(by).len()).step_by(rails.mates().len());
         places.for_each(|place| is_writer[place % previous.len()] = true);
     }
@@ -385,6 +392,8 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
         .saturating_add(local.passed_on(mates, request.chunk_bytes().saturating_mul(mates)));
     let entering = sums.entering(node_ranks);
     let forwards = spread_cells(cell, entering.saturating_mul(request.chunks()));
+
+    // Only a processor makes the self copy in lane 0, other engines make it at the same time.
     let copy = request.self_copy(&own);
     let copy_home = if own.by_processor { copy } else { 0 };
 
@@ -399,10 +408,12 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let go = if between.time > 0 { own.hop } else { 0 };
     let by_network = sum([ready_network, go, between.time, between.hop, tail]);
 
-    // The path of lane 0: it begins with its own block, or waits for the first chunk.
+    // The path of lane 0 begins with the rank's own block, and goes on when the first chunk has
+    // entered.
     let first = sum([ready_network, go, between.first, between.hop]);
     let home = sum([ready_home, copy_home, spread]);
     let home_end = if forwards > 0 { home.max(first).saturating_add(forwards) } else { home };
+
     // Both lanes on one fabric share the rate at which the rank can send.
     let sent_blocks = (entering + 1).saturating_mul(mates).saturating_add(between.blocks);
     let sent = local.sends(sent_blocks.saturating_mul(sums.block_bytes_max));
@@ -418,6 +429,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
 
     let longest = by_network.max(by_home).max(by_thread);
     let ready = if longest == by_network { ready_network } else { ready_home };
+
     let inside = format!("{} own, {} passed on", time(spread), time(forwards));
     let outside = format!(
         "{} × {} at {}",
@@ -511,7 +523,6 @@ impl NetworkTime {
             .saturating_add(flags);
 
         let first = link.puts(1, request.chunk_bytes());
-        let received = link.receives(block.saturating_mul(entering));
         // A ring waits at every hop but the first, unless it puts other chunks in the meantime.
         let bubble = if ring {
             let others_chunks = first.saturating_mul(chunks * entering.div_ceil(others) - 1);
@@ -519,6 +530,7 @@ impl NetworkTime {
         } else {
             0
         };
+        let received = link.receives(block.saturating_mul(entering));
         let time = work.saturating_add(bubble).max(received);
 
         Self {

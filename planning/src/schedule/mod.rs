@@ -202,6 +202,7 @@ pub fn plan(
     if let Err(text) = collective.check(topology.ranks(), in_place) {
         return invalid(text);
     }
+
     if !(1..=CHUNKS_MAX).contains(&chunks) {
         return invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}"));
     }

@@ -68,15 +68,15 @@ fn forwards(sums: &ClusterSums) -> bool {
 
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sums = request.sums;
-    // A rank puts all blocks but that of the next rank.
-    let of_rank = sums.total_bytes.saturating_sub(sums.block_bytes_min);
     let every = sums.moved_bytes;
+    // A rank puts all blocks but that of the next rank, which can be the shortest.
+    let of_rank = sums.total_bytes.saturating_sub(sums.block_bytes_min);
     if !request.has_network() {
         return [Traffic::new(of_rank, every), Traffic::default()];
     }
 
-    // Each of the hops between nodes, one for every node, carries all blocks but that of the rank
-    // after it.
+    // The ring has one hop for every rank, of which one leaves each node, and all hops count as
+    // equally busy.
     let between = every / sums.ranks.max(1) * sums.nodes;
     [Traffic::new(of_rank, every.saturating_sub(between)), Traffic::new(of_rank, between)]
 }
@@ -100,14 +100,15 @@ fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
 /// Creates the lanes of a double ring, the local lanes first and then the network lanes.
 fn double_ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     let mut order = ring_order(request);
-    let last = order.len() - 1;
+    let mut lanes = empty_lanes(request, 2);
+
     // For each chunk, the hops of both directions add up to the number of peers. If that is odd,
     // even chunks go one hop further forwards, and odd chunks one hop further backwards.
-    let near = last / 2;
-    let far = last.div_ceil(2);
+    let peers = order.len() - 1;
+    let near = peers / 2;
+    let far = peers.div_ceil(2);
     // Each direction makes half of the self copy.
     let middle = request.shape.chunks.div_ceil(2);
-    let mut lanes = empty_lanes(request, 2);
 
     let forwards = Direction {
         order: &order,
@@ -185,20 +186,22 @@ impl Direction<'_> {
         let reader = self.reader(request, 0);
         let reader_next = self.reader(request, 1);
 
-        // Whether the previous rank puts data to this one, and this one to the next. In a broadcast
-        // the root gets nothing, and the rank before it puts nothing.
+        // The root of a broadcast gets no data, and neither does a direction without hops.
         let is_put_to = (0..furthest).any(|hop| request.is_provider(self.origin(hop + 1)));
-        let puts = (0..furthest).any(|hop| request.is_provider(self.origin(hop)));
-        let awaited = writable(request, next, outward).filter(|_| puts);
         if let Some(flag) = writable(request, rank, inward).filter(|_| is_put_to) {
             push(inward, signal(previous, flag));
         }
 
-        // Batched flags belong next to each other. With prompt flags, the self copy comes first, as
-        // it can run until the next rank is ready.
+        // The rank before the root of a broadcast puts nothing, and neither does a direction
+        // without hops. Batched flags belong next to each other.
+        let puts = (0..furthest).any(|hop| request.is_provider(self.origin(hop)));
+        let awaited = writable(request, next, outward).filter(|_| puts);
         if let (Some(flag), FlagOrder::Batched) = (awaited, shape.flags) {
             push(outward, wait(flag));
         }
+
+        // With prompt flags, the self copy comes first, because it can run until the next rank is
+        // ready.
         if request.is_provider(rank) && !shape.in_place {
             for chunk in self.copied.clone() {
                 push(self.local, put(rank, Cell { block: rank, chunk }, Source::Input));
@@ -213,9 +216,9 @@ impl Direction<'_> {
             if !request.is_provider(block) {
                 continue;
             }
-            let from = source(hop);
 
             // The chunks with fewer hops have reached their last rank.
+            let from = source(hop);
             for (chunk, _) in chunks().filter(|&(_, hops)| hops > hop) {
                 let cell = Cell { block, chunk };
                 if hop > 0 {
@@ -307,6 +310,8 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     let foreign = peers.saturating_sub(1);
     let foreign_bytes = sums.block_bytes_max.saturating_mul(foreign);
     let passed_on = slowest.passed_on(foreign * chunks, foreign_bytes);
+
+    // Either the puts one after the other take longest, or the transfers over the shared links.
     let one_by_one = chunk_time(request, slowest).saturating_mul(puts);
     let even = one_by_one
         .max(time_of_sends(request, &hop_links, node_ranks, ways))
@@ -316,9 +321,10 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     // A signal from lane 0 announces the data that leaves the node to the network lane.
     let relay = if request.has_network() && hop_links.inside { own.hop } else { 0 };
     let journey = time_of_journey(request, &hop_links, slowest, hops, relay);
+
+    // The journey goes on while the rank puts other chunks, and only the rest is waited for. If
+    // starts overlap and blocks differ in length, the rest falls into the next start.
     let last_hop = furthest.hop;
-    // The journey goes on while the rank puts other chunks. With overlap it goes on in the next
-    // start.
     let uneven_overlap = overlaps(request, slowest) && sums.block_bytes_max > sums.block_bytes_min;
     let waits = match uneven_overlap {
         true => 0,
@@ -339,6 +345,7 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
         bytes(request.chunk_bytes()),
         rate(slowest.rate(1))
     );
+
     let mut terms = vec![
         Term::new("ready", ready, "of the next rank"),
         request.self_copy_term(&own, all.saturating_add(waits)),
@@ -361,16 +368,15 @@ fn time_of_sends(
     node_ranks: u64,
     ways: u64,
 ) -> u64 {
-    let HopLinks { inside, local, network } = hop_links;
     let peers = request.sums.ranks - 1;
-    let blocks = |count: u64| request.sums.block_bytes_max.saturating_mul(count);
-
     // Two directions leave a node at two ranks, unless it has only one; and of two ranks each has
     // one direction inside.
     let one_way = peers.div_ceil(ways);
     let inside_blocks = if request.has_network() && node_ranks == 2 { one_way } else { peers };
     let out_blocks = if node_ranks > 1 { one_way } else { peers };
 
+    let HopLinks { inside, local, network } = hop_links;
+    let blocks = |count: u64| request.sums.block_bytes_max.saturating_mul(count);
     let inside_time = match local.by_processor {
         _ if !inside => 0,
         // One thread makes the copies of both directions, one after the other.
@@ -395,7 +401,6 @@ fn time_of_journey(
     hops: u64,
     relay: u64,
 ) -> u64 {
-    let sums = request.sums;
     let passed_on = |link: &EffectiveLink| link.passed_on(1, request.chunk_bytes());
     let forwarded =
         |link: &EffectiveLink| chunk_time(request, link).saturating_add(passed_on(link));
@@ -405,6 +410,7 @@ fn time_of_journey(
 
     // A block crosses at most one way out of each node, and every other link at most once. The hops
     // to other nodes may be the slower or the faster ones, so as many or as few as possible count.
+    let sums = request.sums;
     let ways_out = if request.has_network() { sums.nodes } else { 0 };
     let out_max = ways_out.min(hops);
     let out_min = hops - hops.min(sums.ranks - ways_out);
@@ -437,13 +443,13 @@ fn uneven(request: &CostRequest<'_>, link: &EffectiveLink, even: u64) -> u64 {
         return even;
     }
 
-    let equal = sums.block_bytes_max.saturating_mul(peers);
     // The busiest link leads to the rank whose block is the shortest.
     let carried = sums.total_bytes - sums.block_bytes_min;
     let others = request.chunk_bytes().saturating_mul(peers - 1);
     let journey = sums.block_bytes_max.saturating_add(others);
     let needed = if overlaps(request, link) { carried } else { carried.max(journey) };
 
+    let equal = sums.block_bytes_max.saturating_mul(peers);
     let saved = equal.saturating_sub(needed);
     even.saturating_sub(transfer_picoseconds(saved, link.rate(1)))
 }
@@ -484,9 +490,9 @@ impl HopLinks {
 
 /// Returns the time of one hop of a chunk, including a wait, a put and a signal.
 fn chunk_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
-    let flags = request.flags(link, 1).saturating_mul(2);
     // While the rank puts a chunk, it receives another one.
     let chunk = link.puts(1, request.chunk_bytes()).max(link.receives(request.chunk_bytes()));
+    let flags = request.flags(link, 1).saturating_mul(2);
 
     chunk.saturating_add(flags)
 }
@@ -500,19 +506,16 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     let own = EffectiveLink::new(request.links, None, 1, 1);
     let hop_links = HopLinks::new(request, node_ranks, 1);
 
-    // Every rank except the root forwards data that has just arrived.
+    // With one hop the root puts all data. With more, ranks forward data that has just arrived.
     let forwarded = |link: &EffectiveLink| {
         let passed_on = if hops > 1 { link.passed_on(1, request.chunk_bytes()) } else { 0 };
         chunk_time(request, link).saturating_add(passed_on)
     };
     let slowest = hop_links.slowest(request, forwarded);
-    let furthest = hop_links.slowest(request, |link| link.hop);
 
+    // A signal from lane 0 announces the data that leaves a node.
     let between = if request.has_network() { (sums.nodes - 1).min(hops) } else { 0 };
-    // A signal from lane 0 announces the data that leaves a node. If only network lanes have work,
-    // they start on a flag from lane 0 and end with one to it.
     let relay = if between > 0 && hop_links.inside { own.hop } else { 0 };
-    let entry = if between > 0 && !hop_links.inside { own.hop } else { 0 };
 
     let HopLinks { local, network, .. } = &hop_links;
     let near_hop = forwarded(local).saturating_add(local.hop);
@@ -523,6 +526,10 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
         // The put of the root forwards nothing.
         .saturating_sub(forwarded(slowest) - chunk_time(request, slowest));
     let others = forwarded(slowest).saturating_mul(request.chunks() - 1);
+
+    // If only network lanes have work, they start on a flag from lane 0 and end with one to it.
+    let entry = if between > 0 && !hop_links.inside { own.hop } else { 0 };
+    let furthest = hop_links.slowest(request, |link| link.hop);
     let ready = request.ready(furthest, hops.min(1), Some(&own)).saturating_add(entry);
 
     let note = format!(
@@ -531,6 +538,7 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
         bytes(request.chunk_bytes()),
         rate(slowest.rate(1))
     );
+
     let mut terms = vec![
         Term::new("ready", ready, "of the next rank"),
         request.self_copy_term(&own, first.saturating_add(others)),

@@ -135,14 +135,14 @@ fn network_lane(request: &PlanRequest<'_>) -> PeerLane {
     let at = topology.local_index(rank);
 
     let mut served = Vec::new();
-    for node in after(nodes, node) {
-        let members = topology.members(Rank::at(node).0);
+    for other in after(nodes, node) {
+        let members = topology.members(Rank::at(other).0);
         served.extend((0..members.len()).map(|by| members[(at + by) % members.len()]));
     }
 
     let mut serving = Vec::new();
-    for node in before(nodes, node) {
-        let members = topology.members(Rank::at(node).0);
+    for other in before(nodes, node) {
+        let members = topology.members(Rank::at(other).0);
         let count = members.len();
         // The member of local index `at - by` serves this rank after `by` others. In a smaller
         // node, local indices count modulo its number of ranks; adding `count` avoids an underflow.

@@ -63,12 +63,12 @@ impl Copies {
 /// No allocation depends on a number in a plan, such as that of its chunks, and the comparison ends
 /// at the first missing cell. So a plan from a file cannot exhaust the memory.
 pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
-    let symmetry = &set.symmetry;
     let none = vec![Vec::new(); set.lanes.len() / set.lanes_per_rank];
-
     let mut by_output = none.clone();
     let mut by_inbox = none;
     let mut sums = Vec::new();
+
+    let symmetry = &set.symmetry;
     for (lane, at, step) in set.steps() {
         let own_rank = set.lanes[lane].rank;
         let (target, cell) = match step {
@@ -81,9 +81,6 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
             Step::Signal { .. } | Step::Wait { .. } => continue,
         };
 
-        let contributes = step.contributes(set.collective);
-        let copies = if contributes { &mut by_inbox } else { &mut by_output };
-
         // Each step stands for the steps of its whole orbit. The rotation turns the target into the
         // followed rank of its orbit, which has the list of copies.
         let back = symmetry.rotation_back(target);
@@ -92,6 +89,9 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
             rank: symmetry.rotated(back, own_rank),
             step: (lane, at),
         };
+
+        let contributes = step.contributes(set.collective);
+        let copies = if contributes { &mut by_inbox } else { &mut by_output };
         copies[symmetry.representative_index(target)].push(copy);
     }
 
@@ -105,10 +105,9 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
         check_cells(set, rank, copies, contributions)?;
     }
 
-    // The last addition to a cell counts as its copy, so the outputs are checked after the
-    // additions have been appended to `by_output`.
+    // The last addition to a cell counts as its copy, so the outputs are checked only after it has
+    // been appended to `by_output`.
     check_additions(set, sums, &mut by_output)?;
-
     for ((rank, _), copies) in set.followed_ranks().zip(&mut by_output) {
         copies.sort_unstable();
         check_output(set, rank, copies)?;
@@ -142,9 +141,8 @@ fn check_additions(
     mut sums: Vec<Addition>,
     by_output: &mut [Vec<CellCopy>],
 ) -> Result<(), Fault> {
-    sums.sort_unstable();
-
     let location = |sum: &Addition| set.location(sum.step.0, sum.step.1);
+    sums.sort_unstable();
     for pair in sums.windows(2) {
         let first = &pair[0];
         let second = &pair[1];
@@ -166,18 +164,18 @@ fn check_additions(
     }
 
     // The check of the plan set has refused additions of unknown cells, and repetitions are refused
-    // above. So the sorted additions are exactly those that follow, unless one of these is missing.
+    // above. So the sorted additions are those that the loops go through, unless one is missing.
     let mut found = sums.iter().peekable();
     for (rank, _) in set.followed_ranks().filter(|(rank, _)| set.collective.reduces(*rank)) {
         for chunk in 0..set.chunks {
             let cell = Cell { block: rank, chunk };
-
             let mut first = None;
             let mut own = None;
             let mut last = None;
             for from in (0..set.ranks).map(Rank) {
-                let sum = found.next_if(|sum| (sum.rank, sum.cell, sum.from) == (rank, cell, from));
-                let sum = sum.ok_or(Fault::NeverReduced { rank, cell, from })?;
+                let next =
+                    found.next_if(|sum| (sum.rank, sum.cell, sum.from) == (rank, cell, from));
+                let sum = next.ok_or(Fault::NeverReduced { rank, cell, from })?;
 
                 let is_first = first.is_none_or(|first| sum.step < first);
                 first = if is_first { Some(sum.step) } else { first };
@@ -185,8 +183,8 @@ fn check_additions(
                 last = last.max(Some(sum.step));
             }
 
-            // In place, the cell holds the rank's own contribution, which the first addition
-            // overwrites.
+            // In place, the cell holds the rank's own contribution until the first addition
+            // overwrites it, so the own contribution comes first.
             if let Some(own) = own.filter(|own| set.in_place && Some(own.step) != first) {
                 return Err(Fault::Overwritten { location: location(own) });
             }
@@ -207,7 +205,6 @@ fn check_additions(
 /// Checks that the copies into the output of `rank` are exactly those that the collective requires.
 fn check_output(set: &PlanSet, rank: Rank, copies: &[CellCopy]) -> Result<(), Fault> {
     let location = |copy: &CellCopy| set.rotated_location(copy.rank, copy.step);
-
     if let Some(copy) = copies.iter().find(|copy| set.is_initial(rank, copy.cell)) {
         return Err(Fault::CopiedInPlace { location: location(copy) });
     }
@@ -227,7 +224,6 @@ fn check_cells(
     mut required: impl Iterator<Item = Cell> + Clone,
 ) -> Result<(), Fault> {
     let location = |copy: &CellCopy| set.rotated_location(copy.rank, copy.step);
-
     let twice = copies.windows(2).find(|pair| pair[0].cell == pair[1].cell);
     if let Some([first, second]) = twice {
         return Err(Fault::CopiedTwice { first: location(first), second: location(second) });
@@ -313,7 +309,8 @@ impl Completions {
             getters: vec![Vec::new(); set.lanes.len() / set.lanes_per_rank],
         };
 
-        // All lanes share one buffer, because it has an entry for every lane of every rank.
+        // All lanes share one buffer, because it is large: it has an entry for every lane of every
+        // rank.
         let mut next_waits = NextWaits { set, at: vec![None; set.all_lanes()] };
         for lane in 0..set.lanes.len() {
             next_waits.at.fill(None);
@@ -354,24 +351,24 @@ impl Completions {
                 Step::Reduce { .. } => (own_rank, own_rank),
             };
 
-            // This is the last copy of the lane, and the waits that prove it complete prove all
-            // others.
+            // The first step that gets here is the last copy of the lane. The signals after it to
+            // the own rank say that the lane reads no source any more.
             if lane_end.is_none() {
                 lane_end = Some(self.push(next_waits.of_ranks([own_rank, own_rank])));
             }
 
             let waits = self.push(next_waits.of_ranks([peer, other]));
+            copies[at] = waits;
             if matches!(step, Step::Get { .. }) {
                 self.add_get(set, lane, peer, waits);
             }
-
-            copies[at] = waits;
         }
-
         self.copies.push(copies);
-        let lane_end =
+
+        // A lane without copies never reads a source, so any signal to the own rank will do.
+        let waits =
             lane_end.unwrap_or_else(|| self.push(next_waits.of_ranks([own_rank, own_rank])));
-        self.lane_ends.push(lane_end);
+        self.lane_ends.push(waits);
     }
 
     fn push(&mut self, waits: impl Iterator<Item = Wait>) -> WaitRange {

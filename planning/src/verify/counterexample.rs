@@ -113,7 +113,7 @@ impl Fault {
                 counterexample(vec![location.to_string()], end.into())
             }
 
-            // Other faults depend on the order of events, or one plan shows them without any event.
+            // Other faults depend on the order of events, or the plans show them without any event.
             _ => None,
         }
     }
@@ -121,8 +121,8 @@ impl Fault {
     /// Returns the counterexample of a fault that occurs only in some orders of events, or `None`
     /// for other faults.
     fn ordered_counterexample(&self, plans: &[Plan]) -> Option<Counterexample> {
-        // The verifier makes these checks before it finds such a fault, so they fail only for plans
-        // other than those of the fault.
+        // The verifier makes these checks before it looks at the order of events. If one fails,
+        // this is another kind of fault, or a fault of other plans.
         let owners: Vec<Rank> = Rank::all(plans.len()).collect();
         plan_set::check(plans, plans.len(), &owners).ok()?;
         let set = PlanSet::new(plans, Symmetry::none(plans.len()));
@@ -194,15 +194,16 @@ impl Explainer<'_> {
     /// Returns the event after which the step at `location` may read its source.
     fn source_of(&self, location: Location, start: u32) -> Option<Needed> {
         let rank = location.rank;
-        let (owner, cell, from) = match location.step {
+        let (owner, cell, source) = match location.step {
             Step::Put { cell, from, .. } => (rank, cell, from),
             Step::Get { peer, cell, from } => (peer, cell, from),
             Step::Reduce { cell, from } => (rank, Cell { block: from, ..cell }, Source::Input),
             Step::Signal { .. } | Step::Wait { .. } => return None,
         };
 
-        // An input is valid from the beginning of the start. Copies fill inboxes and outputs.
-        let is_initial = from == Source::Input || self.set.is_initial(owner, cell);
+        // An input is valid from the beginning of the start, and so is a block that the output
+        // holds in place. Copies fill the rest of an output, and the inboxes.
+        let is_initial = source == Source::Input || self.set.is_initial(owner, cell);
         match location.step {
             Step::Reduce { from, .. } if from != rank => self.contribution(rank, cell),
             _ if is_initial => Some(Needed::Start(owner, start)),
@@ -279,9 +280,9 @@ impl Explainer<'_> {
         start: u32,
         needed: &Needed,
     ) -> Option<Counterexample> {
-        // Faults count starts from 1, and logical times count them from 0.
         let mut happens_before = HappensBefore::new(self.set, self.flags);
         let closed = &self.set.lanes[lane];
+        // Faults count starts from 1, and logical times count them from 0.
         let start_index = i64::from(start) - 1;
         let time = happens_before.time(start_index, at);
         let reached = happens_before.before(Event { rank: closed.rank, lane: closed.lane, time });
@@ -316,16 +317,22 @@ impl Explainer<'_> {
         });
 
         let end = match *needed {
-            Needed::Start(rank, start) => format!("rank {rank} may not have entered start {start}"),
-            Needed::Copy((lane, at)) => {
+            Needed::Start(rank, entered) => {
+                format!("rank {rank} may not have entered start {entered}")
+            }
+            Needed::Copy((other, copy)) => {
                 // A lane that has come further has submitted the copy, but need not have completed
                 // it.
-                let is_submitted = reached[lane] > happens_before.time(start_index, at);
+                let is_submitted = reached[other] > happens_before.time(start_index, copy);
                 let how = if is_submitted { "may not be complete" } else { "may not have begun" };
-                format!("{} {how}", self.set.location(lane, at))
+                format!("{} {how}", self.set.location(other, copy))
             }
-            Needed::Wait((lane, at), start) => {
-                format!("{} may not have passed{}", self.set.location(lane, at), in_start(start))
+            Needed::Wait((other, wait), passed) => {
+                format!(
+                    "{} may not have passed{}",
+                    self.set.location(other, wait),
+                    in_start(passed)
+                )
             }
         };
 
@@ -344,13 +351,11 @@ impl Explainer<'_> {
     ) -> Vec<String> {
         let last = reached.iter().max().map_or(0, |&time| time / happens_before.start_stride);
         let mut events = Vec::new();
-
         for start in 0..=last {
+            // Each lane runs as far as it can. A wait passes only after its signal, so the events
+            // come in a possible order.
             let mut next = vec![0; self.set.lanes.len()];
             let mut progressed = true;
-
-            // Each lane runs as far as it can. A wait goes on after its signal, so the events come
-            // in a possible order.
             while progressed {
                 progressed = false;
                 for lane in 0..next.len() {

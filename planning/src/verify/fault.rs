@@ -508,8 +508,9 @@ impl Fault {
         match self {
             Self::NoPlan | Self::Disagrees { .. } => FaultClass::Disagreement,
 
-            // A copy that no output requires has an unknown cell as its target.
-            Self::Chunks { .. }
+            // The target of a copy that no output requires counts as an unknown cell.
+            Self::NotRequired { .. }
+            | Self::Chunks { .. }
             | Self::Outputs { .. }
             | Self::NoLane { .. }
             | Self::Lanes { .. }
@@ -518,7 +519,6 @@ impl Fault {
             | Self::Collective { .. }
             | Self::UnequalOutputs { .. }
             | Self::ContributionByGet { .. }
-            | Self::NotRequired { .. }
             | Self::NotPlanned { .. } => FaultClass::Unknown,
 
             Self::NeverCopied { .. } | Self::NotArrived { .. } | Self::NeverReduced { .. } => {
@@ -531,10 +531,10 @@ impl Fault {
 
             Self::Deadlock { .. } => FaultClass::Deadlock,
             // Lanes that add to one cell share it, as writers of one flag do.
-            Self::TwoWriters { .. }
+            Self::ReducedApart { .. }
+            | Self::TwoWriters { .. }
             | Self::TwoReaders { .. }
-            | Self::OtherReader { .. }
-            | Self::ReducedApart { .. } => FaultClass::Shared,
+            | Self::OtherReader { .. } => FaultClass::Shared,
             Self::Unbalanced { .. } | Self::SumMismatch { .. } => FaultClass::Unbalanced,
             Self::Repeated { .. } | Self::NotConsumed { .. } => FaultClass::Stale,
 

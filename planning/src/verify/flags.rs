@@ -63,7 +63,6 @@ pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
     let symmetry = &set.symmetry;
     let mut by_reader: Vec<Vec<NamingStep>> =
         vec![Vec::new(); set.lanes.len() / set.lanes_per_rank];
-
     for (lane, at, step) in set.steps() {
         let own_rank = set.lanes[lane].rank;
         let (reader, flag, is_wait) = match step {
@@ -72,28 +71,27 @@ pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
             Step::Wait { flag } => (own_rank, flag, true),
         };
 
-        // Each step stands for the steps of its whole orbit, so it is rotated to the flags of the
-        // followed rank.
+        // Each step stands for the steps of its whole orbit. The rotation turns the reader into the
+        // followed rank of its orbit.
         let back = symmetry.rotation_back(reader);
-        let step = NamingStep {
+        let naming_step = NamingStep {
             flag: symmetry.rotated_flag(back, flag),
             is_wait,
             rank: symmetry.rotated(back, own_rank),
             lane,
             at,
         };
-        by_reader[symmetry.representative_index(reader)].push(step);
+        by_reader[symmetry.representative_index(reader)].push(naming_step);
     }
 
     let by_step = set.lanes.iter().map(|lane| vec![0; lane.steps.len()]).collect();
     let mut flags = Flags { uses: Vec::new(), by_step };
-
     for ((reader, _), mut steps) in set.followed_ranks().zip(by_reader) {
         steps.sort_unstable();
-        for steps in steps.chunk_by(|a, b| a.flag == b.flag) {
-            let flag_use = check_flag(set, reader, steps)?;
-            let number = u32::try_from(flags.uses.len()).expect("fewer than 2^32 flags");
+        for steps_of_flag in steps.chunk_by(|a, b| a.flag == b.flag) {
+            let flag_use = check_flag(set, reader, steps_of_flag)?;
 
+            let number = u32::try_from(flags.uses.len()).expect("fewer than 2^32 flags");
             flags.uses.push(flag_use);
             for (lane, at) in [flag_use.signal, flag_use.wait] {
                 flags.by_step[lane][at] = number;
@@ -108,8 +106,6 @@ pub(super) fn check(set: &PlanSet) -> Result<Flags, Fault> {
 /// the pair.
 fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagUse, Fault> {
     let location = |step: &NamingStep| step.location(set);
-    let flag = steps[0].flag;
-
     // The steps are sorted, signals first.
     let (signals, waits) = steps.split_at(steps.partition_point(|step| !step.is_wait));
 
@@ -121,6 +117,7 @@ fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagU
     }
 
     // Each flag contains the lane of its reader, except `sent`, which lane 0 always awaits.
+    let flag = steps[0].flag;
     let reader_lane = match flag {
         Flag::Ready { lane, .. }
         | Flag::Free { lane, .. }
@@ -130,7 +127,6 @@ fn check_flag(set: &PlanSet, reader: Rank, steps: &[NamingStep]) -> Result<FlagU
         Flag::Go { lane } => lane,
         Flag::Sent { .. } => LaneId::HOME,
     };
-
     if let Some(wait) = waits.first()
         && set.lanes[wait.lane].lane != reader_lane
     {
@@ -219,10 +215,10 @@ impl DeadlockRun<'_> {
     /// executed.
     fn run_lane(&mut self, lane: usize) -> bool {
         let steps = &self.set.lanes[lane].steps;
-
         let first = self.next[lane];
         while let Some(step) = steps.get(self.next[lane]) {
-            // The signal of an earlier start comes before all steps of this one.
+            // Only a wait for a signal of this start can block. Signals of an earlier start come
+            // before all steps of this one.
             if matches!(step, Step::Wait { flag } if flag.lag() == 0) {
                 let (writer, signal) = self.flags.of_step(lane, self.next[lane]).signal;
                 if self.next[writer] <= signal {
@@ -243,11 +239,10 @@ impl DeadlockRun<'_> {
     /// Returns a deadlock fault with the cycle of waits that keeps the lane `blocked` from
     /// continuing.
     fn deadlock(&self, blocked: usize) -> Fault {
-        let symmetry = &self.set.symmetry;
-        let mut path = Vec::new();
-
         // The writer of a flag that was never signalled is blocked too, so the path goes on until
         // it meets itself.
+        let symmetry = &self.set.symmetry;
+        let mut path = Vec::new();
         let mut next = (self.set.lanes[blocked].rank, blocked);
         while !path.contains(&next) {
             path.push(next);
@@ -260,10 +255,10 @@ impl DeadlockRun<'_> {
 
         // The lanes before the first repeated lane lead to the cycle, but are not part of it.
         let first = path.iter().position(|&lane| lane == next).unwrap_or(0);
+
         let location = |&(rank, lane): &(Rank, usize)| {
             self.set.rotated_location(rank, (lane, self.next[lane]))
         };
-
         // All starts behave alike, so the first one has the deadlock.
         Fault::Deadlock { waits: path[first..].iter().map(location).collect(), start: 1 }
     }

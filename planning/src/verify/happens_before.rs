@@ -109,16 +109,18 @@ pub(super) struct HappensBefore<'a> {
 
 impl<'a> HappensBefore<'a> {
     pub(super) fn new(set: &'a PlanSet, flags: &'a Flags) -> Self {
-        let steps = set.lanes.iter().map(|lane| lane.steps.len()).max().unwrap_or(0);
+        // Within a start, times go from 1 to `steps_max` + 1, the end of the longest lane. So a
+        // time divided by the stride is the number of its start.
+        let steps_max = set.lanes.iter().map(|lane| lane.steps.len()).max().unwrap_or(0);
+        let start_stride = i64::try_from(steps_max).expect("memory is smaller") + 2;
+
         let is_wait = |step: &Step| matches!(step, Step::Wait { .. });
         let waits = |steps: &[Step]| (0..steps.len()).filter(|&at| is_wait(&steps[at])).collect();
 
         Self {
             set,
             flags,
-            // A start has the times 1 to `steps` + 1, the last of which is the end of a lane. A
-            // time divided by the stride is then the number of the start.
-            start_stride: i64::try_from(steps).expect("memory is smaller") + 2,
+            start_stride,
             waits: set.lanes.iter().map(|lane| waits(&lane.steps)).collect(),
             found: Vec::new(),
             touched: Vec::new(),
@@ -136,7 +138,7 @@ impl<'a> HappensBefore<'a> {
     pub(super) fn precedes(&mut self, earlier: Event, later: Event) -> bool {
         let is_found = self.search(later, Some(earlier));
 
-        // Few entries are touched, and there is one for every lane of every rank.
+        // Only the touched entries are reset, because `found` has one for every lane of every rank.
         self.touched.drain(..).for_each(|index| self.found[index] = 0);
 
         is_found
@@ -155,11 +157,10 @@ impl<'a> HappensBefore<'a> {
     fn search(&mut self, later: Event, earlier: Option<Event>) -> bool {
         self.found.resize(self.set.all_lanes(), 0);
         let mut open = VecDeque::from([later]);
-
         while let Some(event) = open.pop_front() {
             let index = self.set.clock_index(event.rank, event.lane);
             let previous = self.found[index];
-            // A later event of this lane was visited, and it includes everything before this one.
+            // This event or a later one of its lane was visited, with everything before it.
             if event.time <= previous {
                 continue;
             }
@@ -186,28 +187,25 @@ impl<'a> HappensBefore<'a> {
     /// The signals of earlier waits were appended when the search reached `previous`.
     fn open_signals(&self, previous: i64, event: Event, open: &mut VecDeque<Event>) {
         let Event { rank, lane, time } = event;
-        let symmetry = &self.set.symmetry;
-        let rotation = symmetry.rotation_of(rank);
         let number = self.set.followed_lane(rank, lane);
         let waits = &self.waits[number];
 
-        // The latest waits come first, because their signals include those of earlier waits in the
-        // same writer.
+        // The latest waits come first, because their signals include the earlier signals of the
+        // same writers.
         for start in (previous / self.start_stride..=time / self.start_stride).rev() {
             let passed = |until| waits.partition_point(|&at| self.time(start, at) < until);
-
             for &at in waits[passed(previous)..passed(time)].iter().rev() {
                 let flag_use = self.flags.of_step(number, at);
                 let (writer, signal) = flag_use.signal;
                 let signal_start = start - self.set.lag(number, at);
-                // A flag of the first starts can belong to a signal before start 0, which does not
-                // exist.
+                // A wait of start 0 can be for a signal of the start before, which does not exist.
                 if signal_start < 0 {
                     continue;
                 }
 
+                let symmetry = &self.set.symmetry;
                 let signalled = Event {
-                    rank: symmetry.rotated(rotation, flag_use.writer),
+                    rank: symmetry.rotated(symmetry.rotation_of(rank), flag_use.writer),
                     lane: self.set.lanes[writer].lane,
                     time: self.time(signal_start, signal),
                 };

@@ -117,15 +117,14 @@ impl fmt::Display for Proof {
             "verified (ranks: {ranks}, chunks: {chunks}, starts: {starts}, steps: {steps}, flags: \
              {flags}"
         )?;
-
         self.write_coverage(f)?;
+
         f.write_str(
             "): every byte of every output arrives exactly once; no byte is read before it has \
              arrived; no deadlock; every flag has one writer and one reader and ends where it \
              began; no start passes on the flags of the one before; nothing is overwritten while \
              a rank may still read it",
         )?;
-
         if self.additions > 0 {
             f.write_str("; every contribution is added exactly once, after it has arrived")?;
         }
@@ -205,7 +204,7 @@ fn follow(set: &PlanSet) -> Result<Flags, Fault> {
     let copies = copies::check(set)?;
     let flags = flags::check(set)?;
 
-    // The race check relies on that every wait passes.
+    // The race check assumes that every wait passes, so deadlocks are refused first.
     flags::check_deadlock(set, &flags)?;
     races::check(set, &flags, &copies)?;
 

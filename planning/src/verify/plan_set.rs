@@ -22,10 +22,9 @@ pub(super) fn copied_cells(
     chunks: u32,
     in_place: bool,
 ) -> impl Iterator<Item = Cell> + Clone {
-    let providers = (0..ranks).map(Rank).filter(move |&block| collective.requires(block, rank));
-
-    // A reduction has contributions in place, and no result.
+    // In place, the output of a reduction begins with contributions, and not with a result.
     let has_own = in_place && !collective.is_reduction();
+    let providers = (0..ranks).map(Rank).filter(move |&block| collective.requires(block, rank));
     let copied = providers.filter(move |&block| !(has_own && block == rank));
 
     copied.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
@@ -142,12 +141,11 @@ impl PlanSet {
 impl ClosedLane {
     fn new(plan: &Plan, lane: LaneId) -> Self {
         let plan_steps = plan.lanes[lane.index()].steps.len();
-        let others = || plan.lanes.iter().skip(1).filter(|lane| !lane.steps.is_empty());
-
+        let others = plan.lanes.iter().skip(1).filter(|other| !other.steps.is_empty());
         // Lane 0 begins with a signal to each other lane that has steps, and such a lane with one
         // wait.
         let entry_steps =
-            if lane == LaneId::HOME { others().count() } else { usize::from(plan_steps > 0) };
+            if lane == LaneId::HOME { others.count() } else { usize::from(plan_steps > 0) };
 
         let tier = plan.lanes[lane.index()].tier;
         let steps = plan.closed_lane(lane, |_| true);
@@ -164,7 +162,7 @@ impl ClosedLane {
     fn location(&self, at: usize) -> Location {
         let position = match at.checked_sub(self.entry_steps) {
             None => Position::Entry,
-            Some(at) if at < self.plan_steps => Position::Step(at + 1),
+            Some(index) if index < self.plan_steps => Position::Step(index + 1),
             Some(_) => Position::Exit,
         };
 
@@ -202,6 +200,7 @@ pub(super) fn check<'a>(
         check_equal(index, "tier of lane 0", &plan.lanes[0].tier, &Tier::Local)?;
 
         for (lane, (found, expected)) in plan.lanes.iter().zip(&first.lanes).enumerate() {
+            // The name of the field is formatted only for an error.
             if found.tier != expected.tier {
                 let field = format!("tier of lane {lane}");
                 check_equal(index, &field, &found.tier, &expected.tier)?;
@@ -240,6 +239,7 @@ fn check_sizes(plan: &Plan) -> Result<(), Fault> {
     if !(1..=CHUNKS_MAX).contains(&chunks) {
         return Err(Fault::Chunks { rank, chunks });
     }
+
     // In place, one buffer of the caller is both the input and the output.
     if !(1..=OUTPUTS_MAX).contains(&outputs) || (in_place && outputs > 1) {
         return Err(Fault::Outputs { rank, outputs });
@@ -260,10 +260,10 @@ fn check_sizes(plan: &Plan) -> Result<(), Fault> {
 }
 
 fn check_steps(plan: &Plan) -> Result<(), Fault> {
-    for (lane, steps) in plan.lane_ids().zip(&plan.lanes) {
-        for (at, &step) in steps.steps.iter().enumerate() {
+    for (id, lane) in plan.lane_ids().zip(&plan.lanes) {
+        for (at, &step) in lane.steps.iter().enumerate() {
             let position = Position::Step(at + 1);
-            let location = Location { rank: plan.rank, lane, position, step };
+            let location = Location { rank: plan.rank, lane: id, position, step };
             StepCheck { plan, location }.check()?;
         }
     }
@@ -338,7 +338,6 @@ impl StepCheck<'_> {
     fn check_source(&self, from: Source) -> Result<(), Fault> {
         let location = self.location;
         let collective = self.plan.collective;
-
         match from {
             Source::Output if !collective.has_equal_outputs() => {
                 Err(Fault::UnequalOutputs { location, collective })

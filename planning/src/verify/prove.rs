@@ -74,13 +74,13 @@ pub fn prove(
     budget: Budget,
 ) -> Result<Proof, Fault> {
     let source = PlanSource { algorithm, topology, shape };
+    let steps = source.estimated_steps()?;
     let ranks = topology.ranks();
 
-    // Each followed rank has a clock with an entry for every rank.
+    // Each followed rank needs a clock with an entry for every rank, so with many ranks the clocks
+    // cost more than the steps.
     let clock_steps = ranks.saturating_mul(ranks) / CLOCK_ENTRIES_PER_STEP;
-    let steps = source.estimated_steps()?;
     let work = steps.max(clock_steps);
-
     if work <= budget.followed_steps {
         return source.verify_all();
     }
@@ -147,6 +147,7 @@ impl<'a> PlanSource<'a> {
     fn verify_all(&self) -> Result<Proof, Fault> {
         let ranks = Rank::all(self.topology.ranks());
         let plans = ranks.map(|rank| self.plan(rank)).collect::<Result<Vec<_>, _>>()?;
+
         let proof = verify(&plans)?;
         plans.iter().try_for_each(|plan| self.check_reach(plan))?;
 
@@ -174,12 +175,12 @@ impl<'a> PlanSource<'a> {
         let first = plan_set::check(&plans, symmetry.ranks(), &representatives)?;
         plans.iter().try_for_each(|plan| self.check_reach(plan))?;
 
-        let orbit = symmetry.orbit();
         let set = PlanSet::new(&plans, symmetry);
         let flags = follow(&set)?;
 
         // All orbits have the same number of ranks, and rotated plans have the same steps and
         // flags.
+        let orbit = set.symmetry.orbit();
         let mut proof = Proof::new(first, &set, &flags);
         proof.steps *= orbit;
         proof.flags *= orbit;
@@ -192,9 +193,8 @@ impl<'a> PlanSource<'a> {
 
     /// Adds up hashes of the sampled plans, and verifies all plans of a smaller topology.
     fn verify_sample(&self, sample: &Sample, followed_steps: usize) -> Result<Proof, Fault> {
-        let mut sums = Sums::default();
         let ranks = self.topology.ranks();
-
+        let mut sums = Sums::default();
         for rank in sample.ranks() {
             let plan = self.plan(rank)?;
             plan_set::check(std::slice::from_ref(&plan), ranks, &[rank])?;
@@ -202,14 +202,15 @@ impl<'a> PlanSource<'a> {
             sums.add(&plan);
         }
 
+        // What one rank adds another subtracts, so the sums of correct plans are 0 only over all
+        // ranks.
         let summed = sample.ranks().count();
-        // The sums are 0 only if every rank is included.
         if summed == ranks {
             sums.check()?;
         }
 
-        // The topology shrinks until its plans fit the budget. With fewer than 2 ranks, nothing
-        // would be sent.
+        // The limit on the ranks shrinks until their plans fit the budget, but not below 2, because
+        // one rank alone sends nothing.
         let mut subset = some_nodes(self.topology, ranks);
         let mut ranks_max = subset.ranks();
         let proof = loop {
@@ -231,9 +232,9 @@ impl<'a> PlanSource<'a> {
         if !self.shape.tiers {
             return Ok(());
         }
+
         let rank = plan.rank;
         let topology = self.topology;
-
         for (id, lane) in plan.lane_ids().zip(&plan.lanes) {
             for (at, &step) in lane.steps.iter().enumerate() {
                 let (Step::Put { peer, .. } | Step::Get { peer, .. } | Step::Signal { peer, .. }) =
@@ -307,6 +308,7 @@ impl Sums {
             let reduced = hash_of_cell(rank, Cell { block: rank, chunk });
             self.cell_sum = self.cell_sum.wrapping_add(reduced);
 
+            // No step puts a rank's own contribution into its inbox, but one adds it.
             for from in (0..ranks).map(Rank) {
                 let cell = Cell { block: from, chunk };
                 let copied = if from == rank { 0 } else { hash_of_contribution(rank, cell) };
@@ -330,8 +332,8 @@ impl Sums {
             }
             Step::Reduce { cell, from } => {
                 self.additions += 1;
-                let cell = Cell { block: from, chunk: cell.chunk };
-                self.cell_sum = self.cell_sum.wrapping_add(hash_of_addition(rank, cell));
+                let contribution = Cell { block: from, chunk: cell.chunk };
+                self.cell_sum = self.cell_sum.wrapping_add(hash_of_addition(rank, contribution));
             }
             Step::Get { cell, .. } => {
                 self.cell_sum = self.cell_sum.wrapping_add(hash_of_cell(rank, cell));
@@ -340,7 +342,7 @@ impl Sums {
                 self.flag_sum = self.flag_sum.wrapping_add(hash_of_flag(peer, flag));
             }
             Step::Wait { flag } => {
-                // A flag has one wait in a start, so the waits are counted.
+                // A flag has one wait in a start, so there are as many flags as waits.
                 self.flags += 1;
                 self.flag_sum = self.flag_sum.wrapping_sub(hash_of_flag(rank, flag));
             }
@@ -349,7 +351,6 @@ impl Sums {
 
     fn check(&self) -> Result<(), Fault> {
         let mismatch = |what| Err(Fault::SumMismatch { what });
-
         match (self.cell_sum, self.flag_sum) {
             (0, 0) => Ok(()),
             (0, _) => mismatch("expected one signal for each wait"),
@@ -373,10 +374,10 @@ fn hash_of_addition(owner: Rank, Cell { block, chunk }: Cell) -> u64 {
 
 /// Returns a hash of `flag` and its reader, which is the same for the signal and the wait.
 fn hash_of_flag(reader: Rank, flag: Flag) -> u64 {
-    // Five numbers do not fit in one hash, so flags of chunks are the sum of two. The kinds are
-    // below 8, and the lanes of chunks from 8 on.
+    // A hash takes four numbers and a flag of a chunk has five, so its hash is the sum of two. The
+    // last number keeps both kinds of hashes apart: it is below 8 with a kind of flag, and 8 or
+    // more with a chunk.
     let of_kind = |kind, LaneId(lane), rank: Rank| hash([reader.0, rank.0, lane, kind]);
-
     match flag {
         Flag::Arrived { cell: Cell { block, chunk }, lane } => {
             let of_chunk = hash([reader.0, block.0, chunk, lane.0 + 8]);
@@ -418,10 +419,10 @@ impl Sample {
             return Self { ranks: Rank::all(ranks).collect() };
         }
 
-        let mut random = SplitMix64::new(topology);
         // The first and the last rank are always included, because the ends of rings and of rows
         // are special cases.
         let mut selected = vec![Rank(0), Rank::at(ranks - 1)];
+        let mut random = SplitMix64::new(topology);
         selected.extend((2..ranks_max).map(|_| Rank::at(random.below(ranks))));
         selected.sort_unstable();
         selected.dedup();
@@ -439,17 +440,17 @@ impl Sample {
 /// It has the smallest node, the largest node if there is space, and pseudo-random others. If the
 /// first node is too large, some of its ranks are left out.
 fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
-    let members = |node: usize| topology.members(Rank::at(node).0);
-
     let nodes = topology.nodes();
-    let mut random = SplitMix64::new(topology);
+    let members = |node: usize| topology.members(Rank::at(node).0);
     let by_size = |node: &usize| members(*node).len();
     let extremes = [(0..nodes).min_by_key(by_size), (0..nodes).max_by_key(by_size)];
 
+    // Random draws may miss nodes, so all nodes follow in order and fill the rest.
+    let mut random = SplitMix64::new(topology);
+    let candidates = (0..4 * nodes).map(|_| random.below(nodes)).chain(0..nodes);
+
     let mut selected: Vec<usize> = Vec::new();
     let mut ranks_left = ranks_max;
-    // Random draws may miss nodes, so all nodes follow in order and fill the rest.
-    let candidates = (0..4 * nodes).map(|_| random.below(nodes)).chain(0..nodes);
     for node in extremes.into_iter().flatten().chain(candidates) {
         // A node that is larger than the limit can only be the first, and is cut below.
         let fits = members(node).len() <= ranks_left || selected.is_empty();

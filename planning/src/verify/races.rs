@@ -104,10 +104,9 @@ impl RaceCheck<'_> {
 
     /// Simulates the lanes of `rank` over all starts, and checks the steps of the last start.
     fn check_rank(&mut self, rank: Rank, home: usize) -> Result<(), Fault> {
-        self.clocks.clear();
-
         let set = self.set;
         let flags = self.flags;
+        self.clocks.clear();
         for start in 0..=self.last_start() {
             run_start(set, flags, home, |Visit { lane, at, kind }| {
                 self.visit(Current { rank, home, lane, at }, start, kind)
@@ -156,7 +155,7 @@ impl RaceCheck<'_> {
 
         let signal_start = start - self.set.lag(home + lane, at);
         if signal_start < 0 {
-            // The first starts find unused memory, and learn nothing from flags of earlier starts.
+            // There is no start before the first one, which finds flags and outputs unused.
             return;
         }
 
@@ -167,8 +166,8 @@ impl RaceCheck<'_> {
         if let Some(times) = self.sibling_times.get(writer) {
             let first = self.set.clock_index(flag_use.writer, LaneId::HOME);
             // The times of siblings are relative to the beginning of the start.
-            for (sibling, time) in times[signal * lanes..][..lanes].iter().enumerate() {
-                let time = self.happens_before.time(signal_start, 0) + time;
+            for (sibling, relative) in times[signal * lanes..][..lanes].iter().enumerate() {
+                let time = self.happens_before.time(signal_start, 0) + relative;
                 self.clocks.advance(lane, first + sibling, time);
             }
         }
@@ -192,25 +191,28 @@ impl RaceCheck<'_> {
             return true;
         }
 
-        // A rank that has entered a start has ended the one before. If its output then held a block
-        // of every rank, every rank had entered that start, because each block comes from the input
-        // of its provider, from copy to copy. So every rank has entered the start before, and ended
-        // the one before that. This does not hold for every collective: the root of a broadcast
-        // gets no data from others. (A cell that does not come from an input is a fault
-        // of the first start, which is reported whatever is concluded here.)
+        // Only an entry into a later start implies a fact, and none after the examined start has
+        // begun.
         let Some(age) = fact.age.checked_sub(1) else { return false };
 
+        // A rank that has entered the next start has ended lane 0, and with it the lanes that join
+        // lane 0.
         if fact.at > 0 || fact.lane != LaneId::HOME {
-            // The end of lane 0 includes the end of a lane that joins it.
             let lane = self.set.followed_lane(fact.rank, fact.lane);
             let joins_home = self.completions.joins_home(lane);
             return joins_home && self.is_implied(current, Fact::entered(fact.rank, age));
         }
 
+        // Without data of every rank, the current rank cannot conclude anything. The root of a
+        // broadcast, for example, gets no data from others.
         if !self.set.collective.hears_from_everyone(current.rank, self.set.ranks) {
             return false;
         }
 
+        // If it has entered the next start, that data has arrived. The data comes from the inputs
+        // of all ranks, from copy to copy, so all ranks had entered the start of the fact. (A cell
+        // that does not come from an input is a fault of the first start, which is reported
+        // whatever is concluded here.)
         let own = self.set.clock_index(current.rank, LaneId::HOME);
         self.clocks.time(current.lane, own) >= self.time(Fact::entered(current.rank, age))
     }
@@ -265,11 +267,13 @@ impl RaceCheck<'_> {
         let symmetry = &self.set.symmetry;
         let back = symmetry.rotation_back(rank);
         let representative = symmetry.rotated(back, rank);
-        let cell = symmetry.rotated_cell(back, cell);
-        let Some(copy) = find(self.copies, self.set, representative, cell) else { return false };
+        let rotated_cell = symmetry.rotated_cell(back, cell);
+        let Some(copy) = find(self.copies, self.set, representative, rotated_cell) else {
+            return false;
+        };
 
+        // A step behind the additions in the same lane reads the result without a wait.
         let (lane, at) = copy.step;
-        // What follows the additions in their lane reads the result.
         let is_sum = matches!(self.set.lanes[lane].steps[at], Step::Reduce { .. });
         let is_own = rank == current.rank && lane == current.home + current.lane;
         if is_sum && is_own && at < current.at {
@@ -346,7 +350,6 @@ impl RaceCheck<'_> {
                 self.knows_arrived(current, own_rank, contribution, Copies::copy_of_contribution)
             }
         };
-
         if !has_arrived {
             return Err(Fault::ReadEarly { location: current.location(self.set), start: 1 });
         }
@@ -389,10 +392,10 @@ impl RaceCheck<'_> {
         let (reader, at) = self.flags.of_step(current.home + current.lane, current.at).wait;
         let wait = Wait { rank: peer, lane: self.set.lanes[reader].lane, at };
 
-        // The flag was last signalled `outputs` starts ago.
+        // The flag was last signalled `outputs` starts ago, and that signal is awaited `lag` starts
+        // later.
         let lag = self.set.lanes[reader].lag(at);
         let age = self.set.outputs.saturating_sub(lag);
-
         if self.knows(current, Fact::passed(wait, age)) {
             return Ok(());
         }
@@ -450,15 +453,15 @@ type SiblingTimes = Vec<Vec<i64>>;
 /// The times are relative to the start of the signal. They are empty if a rank has only one lane.
 fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     let lanes = set.lanes_per_rank;
-    let mut sibling_times = SiblingTimes::new();
     if lanes == 1 {
-        return sibling_times;
+        return SiblingTimes::new();
     }
 
-    let happens_before = HappensBefore::new(set, flags);
-    sibling_times.extend(set.lanes.iter().map(|lane| vec![0; lane.steps.len() * lanes]));
-    let mut clocks = VectorClocks::new(lanes, lanes);
+    let mut sibling_times: SiblingTimes =
+        set.lanes.iter().map(|lane| vec![0; lane.steps.len() * lanes]).collect();
 
+    let happens_before = HappensBefore::new(set, flags);
+    let mut clocks = VectorClocks::new(lanes, lanes);
     for (_, home) in set.followed_ranks() {
         clocks.clear();
         for start in 0..=i64::from(set.outputs) {
@@ -520,13 +523,13 @@ fn run_start(
     mut visit: impl FnMut(Visit) -> Result<usize, Fault>,
 ) -> Result<(), Fault> {
     let rank = set.lanes[home].rank;
-    let mut next = vec![0; set.lanes_per_rank];
+    let mut next_steps = vec![0; set.lanes_per_rank];
     let mut snapshots: HashMap<(usize, usize), usize> = HashMap::new();
     let mut progressed = true;
 
     while progressed {
         progressed = false;
-        for (lane, next) in next.iter_mut().enumerate() {
+        for (lane, next) in next_steps.iter_mut().enumerate() {
             let number = home + lane;
             // A lane runs until it waits for a signal of its own rank that has not been visited.
             while let Some(step) = set.lanes[number].steps.get(*next) {
@@ -546,9 +549,8 @@ fn run_start(
                     }
                 };
 
-                let is_to_own_rank = matches!(step, Step::Signal { peer, .. } if *peer == rank);
                 let snapshot = visit(Visit { lane, at, kind })?;
-                if is_to_own_rank {
+                if matches!(step, Step::Signal { peer, .. } if *peer == rank) {
                     snapshots.insert((number, at), snapshot);
                 }
 

@@ -40,12 +40,7 @@ impl Symmetry {
     ///
     /// With `keeps_nodes`, ranks of one node stay on one node.
     pub(super) fn candidates(topology: &Topology, keeps_nodes: bool) -> Vec<Self> {
-        let nodes = || (0u32..).take(topology.nodes());
-        let columns = topology.members(0).len();
-        let is_even = nodes().all(|node| topology.members(node).len() == columns);
-
         let mut candidates = Vec::new();
-
         // A rotation of all ranks moves ranks to other nodes, unless there is only one node.
         if !keeps_nodes || topology.nodes() == 1 {
             let grid = Rank::all(topology.ranks()).collect();
@@ -53,6 +48,9 @@ impl Symmetry {
         }
 
         // A grid has a row for each node, so all nodes need the same number of ranks.
+        let nodes = || (0u32..).take(topology.nodes());
+        let columns = topology.members(0).len();
+        let is_even = nodes().all(|node| topology.members(node).len() == columns);
         if is_even && topology.nodes() > 1 {
             let grid: Vec<Rank> =
                 nodes().flat_map(|node| topology.members(node)).copied().collect();
@@ -100,13 +98,12 @@ impl Symmetry {
     /// Returns the index in [`representatives`](Self::representatives) of the rank that represents
     /// `rank`.
     pub(super) fn representative_index(&self, rank: Rank) -> usize {
-        let (row, column) = self.positions[rank.index()];
-        let row = if self.shifts.0 { 0 } else { row };
-        let column = if self.shifts.1 { 0 } else { column };
+        let (grid_row, grid_column) = self.positions[rank.index()];
+        let row = if self.shifts.0 { 0 } else { grid_row };
+        let column = if self.shifts.1 { 0 } else { grid_column };
 
-        // Only whole rows and whole columns are represented by others, so the numbers have no gap.
+        // Only whole rows and whole columns are represented by others, so the indices have no gap.
         let columns = if self.shifts.1 { 1 } else { self.columns };
-
         row as usize * columns as usize + column as usize
     }
 
@@ -132,15 +129,14 @@ impl Symmetry {
             return rank;
         }
 
-        // Comparing before adding keeps the sum below `count`, so it cannot overflow.
+        // The sum is computed only if it is below `count`, so it cannot overflow.
         let shifted = |at: u32, by: u32, count: u32| {
             if at >= count - by { at - (count - by) } else { at + by }
         };
 
-        let (row, column) = self.positions[rank.index()];
-        let row = shifted(row, rotation.rows, self.rows);
-        let column = shifted(column, rotation.columns, self.columns);
-
+        let (old_row, old_column) = self.positions[rank.index()];
+        let row = shifted(old_row, rotation.rows, self.rows);
+        let column = shifted(old_column, rotation.columns, self.columns);
         self.grid[(row * self.columns + column) as usize]
     }
 
@@ -200,8 +196,6 @@ impl Symmetry {
     /// Returns whether `plan` equals the plan of its `representative`, rotated to the rank of
     /// `plan`.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
-        let rotation = self.rotation_of(plan.rank);
-
         // The pattern has every field of a plan, so that a new field is not forgotten here.
         let Plan { collective, algorithm, rank: _, ranks, chunks, in_place, outputs, flags, lanes } =
             plan;
@@ -217,6 +211,7 @@ impl Symmetry {
             return false;
         }
 
+        let rotation = self.rotation_of(plan.rank);
         lanes.iter().zip(&representative.lanes).all(|(lane, other)| {
             let rotated = other.steps.iter().map(|&step| self.rotated_step(rotation, step));
             lane.tier == other.tier && lane.steps.iter().copied().eq(rotated)
