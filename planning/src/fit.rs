@@ -80,12 +80,15 @@ fn fit(
 ) -> Result<(Links, Vec<f64>), Error> {
     // Residuals of an earlier calibration would hide the errors of the links.
     links.residuals.clear();
+
     if links.local.by_processor {
         links.node.cache_factors = cache_points(&links, topology, samples);
     }
 
     // The search finds a minimum near its start, so it starts near the measured rates.
     scale_to_line(&mut links, topology, samples);
+
+    // The scaling reads the rates of engines, so these limits are removed after it.
     for link in [&mut links.own, &mut links.local] {
         remove_shared_limits(link);
     }
@@ -145,7 +148,7 @@ fn improve(
 fn scale(links: &mut Links, parameters: &[Parameter], at: usize, by: f64) {
     match parameters.get(at) {
         Some(parameter) => {
-            // Scaling cannot change a figure of 0, so it first becomes a nanosecond.
+            // Scaling cannot change a time of 0, so no time becomes less than a nanosecond.
             let value = parameter(links);
             *value = (*value * by).max(1e-9);
         }
@@ -185,8 +188,8 @@ fn scale_to_line(links: &mut Links, topology: &Topology, samples: &[Sample]) {
         return;
     }
 
-    // A rank puts its block to each peer, so these are the bytes that pass its engine.
     let direct = samples.iter().filter(|sample| puts_to_every_peer(sample, topology));
+    // A rank puts its block to each peer, so these are the bytes that pass its engine.
     let points: Vec<_> =
         direct.map(|sample| (sample.block_bytes as f64 * peers, sample.seconds)).collect();
     let Some((_, beta)) = line(&points) else { return };
@@ -285,6 +288,7 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
         parameters.push(|links| &mut links.local.receive_bytes_per_second);
     }
 
+    // Only some algorithms use several lanes, get blocks or forward them.
     if links.lane_seconds > 0.0 && samples.iter().any(|sample| moved(sample, topology).lanes > 1) {
         parameters.push(|links| &mut links.lane_seconds);
     }
@@ -334,7 +338,6 @@ fn loss(links: &Links, topology: &Topology, samples: &[Sample]) -> Result<f64, E
         large if large > OUTLIER => OUTLIER * (2.0 * large - OUTLIER),
         small => small * small,
     });
-
     Ok(each.sum())
 }
 

@@ -92,10 +92,10 @@ impl Topology {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a rank is listed twice or left out, or a
     /// node has no rank.
     pub fn from_members<M: AsRef<[Rank]>>(members: &[M]) -> Result<Self, Error> {
-        let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
         let ranks = members.iter().map(|node| node.as_ref().len()).sum();
         check_ranks("number of ranks in members", ranks)?;
 
+        let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
         // A rank that is too large is reported last, because the missing rank is not known before.
         let mut surplus = None;
         let mut node_of_rank: Vec<Option<u32>> = vec![None; ranks];
@@ -120,7 +120,7 @@ impl Topology {
         }
 
         if let Some(rank) = surplus {
-            // A surplus rank fills no entry, so another entry is still empty.
+            // A surplus rank fills no entry, so at least one entry is still empty.
             let missing = node_of_rank.iter().position(Option::is_none).unwrap_or(0);
             return invalid(format!(
                 "members name rank {rank} but not rank {missing}; expected each rank from 0 to {} \
@@ -177,7 +177,6 @@ impl fmt::Display for Topology {
         let plural = |count: usize| if count == 1 { "" } else { "s" };
         let ranks = self.ranks();
         let nodes = self.nodes();
-
         write!(f, "{ranks} rank{} on {nodes} node{}", plural(ranks), plural(nodes))
     }
 }
@@ -254,8 +253,8 @@ impl FromStr for Topology {
         if text.contains(',') {
             let mut node_of_rank = Vec::new();
             for part in text.split(',') {
-                // A number from the limit on leaves a gap in any topology of at most `RANKS_MAX`
-                // ranks, so it is refused below.
+                // The limit keeps numbers within 32 bits. A node with that number is refused below,
+                // because at most `RANKS_MAX` ranks leave a gap before it.
                 let node = parse_number(text, part)?.min(RANKS_MAX);
                 node_of_rank.push(Rank::at(node).0);
             }
@@ -268,9 +267,9 @@ impl FromStr for Topology {
         if let Some(node) = sizes.iter().position(|&size| size == 0) {
             return Err(invalid_text(text, &format!("node {node} has no ranks")));
         }
+
         // The sum is checked before there is a list with an entry for each rank.
         check_text_ranks(text, sizes.iter().fold(0, |sum, &size| sum.saturating_add(size)))?;
-
         let nodes = (0..).zip(&sizes).flat_map(|(node, &size)| std::iter::repeat_n(node, size));
         Self::of_nodes(&nodes.collect::<Vec<_>>()).map_err(with_text)
     }

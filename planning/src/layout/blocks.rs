@@ -121,8 +121,8 @@ impl Sizes {
     }
 
     fn of_tensors(tensors: Vec<Lengths>) -> Result<Self, Error> {
+        // The sum is refused if it overflows, so no offset overflows.
         let blocks = Lengths::sum(&tensors)?;
-
         let mut end = 0;
         let mut tensor_offsets = Vec::with_capacity(tensors.len());
         for tensor in &tensors {
@@ -295,8 +295,8 @@ impl Layout {
                 lengths.iter().collect()
             }
             Sizes::Pairs { rows, columns, .. } => {
-                // The larger of its input and its output limits a rank.
                 let ranks = rows.len() as u64;
+                // The larger of its input and its output limits a rank.
                 let average = |(row, column): (&Lengths, &Lengths)| {
                     row.total().max(column.total()).div_ceil(ranks)
                 };
@@ -342,7 +342,6 @@ impl Layout {
     #[doc(hidden)]
     pub fn set_blocks(&mut self, bytes: StartBytes<'_>) -> Result<(), Error> {
         let collective = self.collective;
-        let ranks = self.ranks();
         if collective.is_reduction() {
             let text = format!("{} cannot be resized", collective.with_article());
             return Err(invalid(text));
@@ -354,8 +353,8 @@ impl Layout {
                 StartBytes::Equal(_) | StartBytes::ByRank(_),
             ) => {
                 let bytes_of = |rank| match bytes {
-                    // The offset of a block is a sum of lengths, so ranks without a block have
-                    // none.
+                    // The offset of a block is the sum of the lengths before it, so a rank without
+                    // a block has the length 0.
                     _ if !collective.is_provider(rank) => 0,
                     StartBytes::ByRank(bytes) => bytes(rank),
                     StartBytes::Equal(bytes) => bytes,
@@ -365,7 +364,8 @@ impl Layout {
                 // A layout that can be resized has one tensor, so its pieces are the blocks.
                 for lengths in [&mut tensors[0], blocks] {
                     match bytes {
-                        // Equal lengths take no time per rank.
+                        // This takes no time per rank if the lengths are equal already. With only
+                        // one provider, the lengths of the other ranks stay 0.
                         StartBytes::Equal(bytes) if collective.only_provider().is_none() => {
                             lengths.set_equal(bytes);
                         }
@@ -380,7 +380,9 @@ impl Layout {
             {
                 lengths.set(bytes);
             }
-            (Sizes::Pairs { now, .. }, StartBytes::ByPair { rank, send, receive }) => {
+
+            (Sizes::Pairs { rows, now, .. }, StartBytes::ByPair { rank, send, receive }) => {
+                let ranks = rows.len();
                 // A rank knows only its own lengths in this start, so `rows` and `columns` keep
                 // those of the layout.
                 let now = now.get_or_insert_with(|| PairsNow {
@@ -435,13 +437,13 @@ impl Layout {
         let longer = |what: &str, rank: Rank, found: u64, most: u64| {
             (found > most).then(|| (format!("{what} of rank {rank}"), found, most))
         };
-        let mut ranks = Rank::all(self.ranks());
 
+        let mut ranks = Rank::all(self.ranks());
         match (&self.blocks, &other.blocks) {
             (Sizes::Provided { blocks: new, .. }, Sizes::Provided { blocks: old, .. })
             | (Sizes::Received(new), Sizes::Received(old)) => {
                 match (new.uniform(), old.uniform()) {
-                    // All ranks exceed the old length alike.
+                    // Either every rank exceeds the old length or none does.
                     (Some(new), Some(old)) => longer("the block", Rank(0), new, old),
                     _ => ranks.find_map(|rank| {
                         longer("the block", rank, new.bytes(rank), old.bytes(rank))
@@ -449,16 +451,17 @@ impl Layout {
                 }
             }
 
+            // The rank checks only its own blocks; peers check theirs.
             (Sizes::Pairs { now: Some(now), .. }, Sizes::Pairs { rows, columns, .. }) => {
-                let sent = &rows[now.rank.index()];
-                let received = &columns[now.rank.index()];
-
-                // The rank checks only its own blocks; peers check theirs.
+                let most_sent = &rows[now.rank.index()];
+                let most_received = &columns[now.rank.index()];
                 ranks.find_map(|rank| {
                     let send = now.send[rank.index()];
                     let receive = now.receive[rank.index()];
-                    longer("the block for the output", rank, send, sent.bytes(rank)).or_else(|| {
-                        longer("the block from the input", rank, receive, received.bytes(rank))
+                    let longer_sent =
+                        longer("the block for the output", rank, send, most_sent.bytes(rank));
+                    longer_sent.or_else(|| {
+                        longer("the block from the input", rank, receive, most_received.bytes(rank))
                     })
                 })
             }
@@ -472,7 +475,7 @@ impl Layout {
     /// If `rank` is `None`, all ranks that provide one are counted.
     fn providers_before(&self, rank: Option<Rank>) -> u64 {
         if self.collective == Collective::ReduceScatter {
-            // The output has no block but that of its rank.
+            // The output of a rank holds only its own block, which no other precedes.
             return u64::from(rank.is_none());
         }
 

@@ -159,12 +159,12 @@ impl Layout {
     pub fn with_columns(mut self, columns: Columns, element_bytes: u64) -> Result<Self, Error> {
         let ranks = self.ranks();
         let pairs = Rank::all(ranks).flat_map(|from| Rank::all(ranks).map(move |to| (from, to)));
+        let required = pairs.filter(|&(from, to)| self.collective.requires(from, to));
+
         let unit = columns.rows.saturating_mul(element_bytes);
-
-        for (from, to) in pairs.filter(|&(from, to)| self.collective.requires(from, to)) {
+        for (from, to) in required {
             let bytes = self.block_bytes(from, to);
-
-            // The unit is 0 if there are no rows.
+            // Without rows the unit is 0, and the length of an empty block is a multiple of 0.
             if unit == 0 || !bytes.is_multiple_of(unit) {
                 return Err(invalid(format!(
                     "the block from rank {from} to rank {to} has {} elements, expected a multiple of the {} rows of the matrix",
@@ -203,14 +203,15 @@ impl Layout {
             placement.check(&self, rank)?;
 
             // Usually all ranks have the same placement. It can have a position for every rank, so
-            // equal ones are shared. Comparing with all earlier ones would take quadratic time.
+            // equal ones are stored once. The first and the last one are enough to find most equal
+            // ones, and comparing with all would take quadratic time.
             let mut candidates = shared.iter().take(1).chain(shared.last());
             let equal = candidates.find(|known| ***known == placement);
             let placement = equal.map_or_else(|| Arc::new(placement), Arc::clone);
             shared.push(placement);
         }
 
-        // `placement` returns the first entry for ranks without an entry.
+        // `Self::placement` returns the first entry for ranks without an entry.
         if shared.iter().all(|placement| Arc::ptr_eq(placement, &shared[0])) {
             shared.truncate(1);
         }
@@ -225,13 +226,11 @@ impl Layout {
     #[doc(hidden)]
     pub fn set_offsets(&mut self, input_offset: u64, output_offset: u64) {
         for placement in &mut self.placements {
-            let placement = Arc::make_mut(placement);
-
-            if let InputPlacement::Contiguous(position) = &mut placement.input {
+            let Placement { input, output } = Arc::make_mut(placement);
+            if let InputPlacement::Contiguous(position) = input {
                 position.offset = input_offset;
             }
-
-            if let OutputPlacement::Contiguous(position) = &mut placement.output {
+            if let OutputPlacement::Contiguous(position) = output {
                 position.offset = output_offset;
             }
         }
@@ -350,14 +349,15 @@ impl Layout {
         into: Rank,
     ) -> impl Iterator<Item = Span> {
         assert!(from == Source::Output || owner == cell.block, "rank {owner} does not own {cell}");
-        let Range { start, end } = self.range(cell, into);
 
-        // If a chunk has bytes, the width of a row, by which `spans_of_columns` divides, is not 0.
+        let Range { start, end } = self.range(cell, into);
+        // An empty chunk has no spans. If its block is empty too, the rows have a width of 0, by
+        // which `spans_of_columns` would divide.
         let of_columns = self.columns.filter(|_| start < end).map(|columns| {
             self.spans_of_columns(columns, cell.block, (start, end), (owner, from), into)
         });
 
-        // A matrix is one tensor, and the spans of its rows cover the whole chunk.
+        // The spans of a matrix cover the whole chunk already, so none are left for its tensor.
         let tensors = if self.columns.is_some() { 0 } else { self.tensors() };
         let mut piece_end = 0;
         let pieces = (0..tensors).filter_map(move |tensor| {
@@ -424,11 +424,9 @@ impl Layout {
         into: Rank,
     ) -> [Option<Span>; 3] {
         let width = self.block_bytes(block, into) / columns.rows;
-
-        // Takes the position at which the block begins if its columns were rows, the bytes before
-        // it there, and the bytes of the whole matrix. Returns the position at which the block
-        // begins in the matrix, and the bytes of a row of the matrix. Only one row of the blocks
-        // before it precedes the block in the matrix.
+        // Returns where the block begins in an input or output of `total` bytes, and the distance
+        // of its rows there. Outside of a matrix it begins at `position`, after `before` bytes of
+        // other blocks. In a matrix, only the first rows of these blocks precede it.
         let side = |is_matrix, position: BufferPosition, before: u64, total: u64| {
             let inset = if is_matrix { before - before / columns.rows } else { 0 };
             let pitch = if is_matrix { total / columns.rows } else { width };
@@ -462,8 +460,8 @@ impl Layout {
             (bytes > 0 && count > 0).then_some(Span { src, dst, bytes, rows })
         };
 
-        // A chunk inside one row is all in the first part, so the last part begins at `first` at
-        // the earliest.
+        // If the chunk begins after the beginning of a row and ends in that row, `first` is the end
+        // of the chunk. The row begins before `first`, so the maximum makes the last part empty.
         let first = start.next_multiple_of(width).min(end);
         let last = first.max(end / width * width);
         [
@@ -523,7 +521,7 @@ impl Layout {
             OutputPlacement::ByBlock(positions) => return positions[provider.index()],
         };
 
-        // The output holds no block of `provider`, and may end before the offset of such a block.
+        // An output without a block of `provider` may end before the offset of such a block.
         if !self.collective.requires(provider, rank) {
             return position;
         }
@@ -544,8 +542,8 @@ impl Layout {
     ///
     /// If `chunk` is the number of chunks, the offset is the length of the block.
     fn chunk_offset(&self, block_bytes: u64, chunk: u32) -> u64 {
-        // The last unit can be shorter than the others, so the end of a block is not a multiple of
-        // them.
+        // The ends of a block are known. Its last unit can be shorter than the others, so whole
+        // units, as computed below, could be longer than the block.
         if chunk == 0 || chunk == self.chunks {
             return if chunk == 0 { 0 } else { block_bytes };
         }

@@ -33,8 +33,8 @@ impl Lengths {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no rank or more than fit in 32
     /// bits, or the sum is more than 2^64 - 1.
     pub fn equal(ranks: usize, bytes: u64) -> Result<Self, Error> {
-        let count = u32::try_from(ranks).ok().filter(|&ranks| ranks > 0);
-        let count = count.ok_or_else(|| {
+        let in_bounds = u32::try_from(ranks).ok().filter(|&ranks| ranks > 0);
+        let count = in_bounds.ok_or_else(|| {
             invalid(format!("number of ranks is {ranks}, expected 1 to {}", u32::MAX))
         })?;
 
@@ -53,10 +53,10 @@ impl Lengths {
     /// # Errors
     /// As [`equal`](Self::equal).
     pub fn by_rank(bytes: &[u64]) -> Result<Self, Error> {
-        let Some(&first) = bytes.first() else {
+        if bytes.is_empty() {
             let text = "block_bytes is empty, expected one length for each rank";
             return Err(invalid(text.to_owned()));
-        };
+        }
 
         let mut offsets = Vec::with_capacity(bytes.len() + 1);
         let mut end = 0_u64;
@@ -70,13 +70,14 @@ impl Lengths {
                 ))
             })?;
         }
+        offsets.push(end);
 
         // Equal lengths take no memory per rank, and compare equal to those that `equal` creates.
+        let first = bytes[0];
         if bytes.iter().all(|&bytes| bytes == first) {
             return Self::equal(bytes.len(), first);
         }
 
-        offsets.push(end);
         Ok(Self(Kind::Uneven(offsets.into())))
     }
 
@@ -151,9 +152,8 @@ impl Lengths {
     /// Allocates only if the lengths were equal before and are not any more.
     pub(super) fn set(&mut self, bytes_of: impl Fn(Rank) -> u64) {
         let ranks = self.ranks();
-        let first = bytes_of(Rank(0));
-
         if let Kind::Equal { bytes, .. } = &mut self.0 {
+            let first = bytes_of(Rank(0));
             if Rank::all(ranks).all(|rank| bytes_of(rank) == first) {
                 *bytes = first;
                 return;
@@ -190,7 +190,6 @@ impl Lengths {
         };
 
         let ranks = first.ranks();
-
         for (index, other) in (1..).zip(others) {
             if other.ranks() != ranks {
                 return Err(invalid(format!(
@@ -325,15 +324,14 @@ impl Placement {
             }
         }
 
-        // Ends of ranges no longer overflow. Inputs are only read, so they may overlap.
+        // The error about an overlap names the ends of ranges, which cannot overflow here. Inputs
+        // are only read, so they may overlap.
         self.check_overlap(layout, rank)
     }
 
     /// Checks that the placement has one position for each tensor or block.
     fn check_counts(&self, layout: &Layout) -> Result<(), Error> {
         let tensors = layout.tensors();
-        let ranks = layout.ranks();
-
         match &self.input {
             InputPlacement::Contiguous(_) => {}
             InputPlacement::ByTensor(positions) => {
@@ -354,7 +352,7 @@ impl Placement {
                 Err(invalid(text))
             }
             OutputPlacement::ByBlock(positions) => {
-                check_count("output", positions.len(), ranks, "block")
+                check_count("output", positions.len(), layout.ranks(), "block")
             }
         }
     }
@@ -392,7 +390,8 @@ impl Placement {
         let mut outputs = self.outputs(layout, rank);
         outputs.retain(|range| range.bytes > 0);
 
-        // In order of positions, the first two ranges that overlap follow each other.
+        // If two ranges overlap, the first of them also overlaps its successor in order of
+        // positions.
         outputs.sort_by_key(|range| range.position);
         match outputs.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
             Some(pair) => Err(invalid(format!(

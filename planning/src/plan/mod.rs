@@ -281,9 +281,9 @@ impl Plan {
         let is_closed = |lane: LaneId| !self.lanes[lane.index()].steps.is_empty() && flagged(lane);
 
         if lane != LaneId::HOME {
-            let is_closed = is_closed(lane);
-            let entry = is_closed.then_some(Step::Wait { flag: Flag::Go { lane } });
-            let exit = is_closed.then_some(Step::Signal { peer, flag: Flag::Sent { lane } });
+            let has_flags = is_closed(lane);
+            let entry = has_flags.then_some(Step::Wait { flag: Flag::Go { lane } });
+            let exit = has_flags.then_some(Step::Signal { peer, flag: Flag::Sent { lane } });
             return entry.into_iter().chain(steps).chain(exit).collect();
         }
 

@@ -34,7 +34,6 @@ impl fmt::Display for Plan {
 
         let plural = if *chunks == 1 { "" } else { "s" };
         let place = if *in_place { "in place" } else { "out of place" };
-
         write!(
             f,
             "{collective} {algorithm}: rank {rank} of {ranks}, {chunks} chunk{plural}, {place}"
@@ -47,7 +46,6 @@ impl fmt::Display for Plan {
         if *flags != FlagOrder::Prompt {
             write!(f, ", flags {flags}")?;
         }
-
         writeln!(f)?;
 
         for (number, lane) in lanes.iter().enumerate() {
@@ -165,14 +163,13 @@ impl FromStr for Plan {
             .map(|(number, text)| Line::new(number, text))
             .filter(|line| !line.words.is_empty());
 
-        // A text without lines is reported as a missing word in its first line.
+        // A text without words is reported as a missing word in its first line.
         let mut plan = header(lines.next().unwrap_or_else(|| Line::new(1, "")))?;
 
         for mut line in lines {
             if line.words[0] == "lane" {
                 line.literal("lane")?;
-
-                // Lanes are numbered in order, so the number is known before it is read.
+                // Lanes are numbered in order, so only this number is valid.
                 line.literal(&plan.lanes.len().to_string())?;
 
                 let tier = match line.peek() {
@@ -200,8 +197,8 @@ fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
     let collective = line.collective()?;
     let algorithm = line.read(&algorithm::known(), |word| word.parse::<Algorithm>().ok())?;
     line.literal(":")?;
-    line.literal("rank")?;
 
+    line.literal("rank")?;
     let rank = line.rank()?;
     line.literal("of")?;
     let ranks = line.read_number("the number of ranks")?;
@@ -216,7 +213,6 @@ fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
         "out" => Some(false),
         _ => None,
     })?;
-
     if !in_place {
         line.literal("of")?;
     }
@@ -269,7 +265,8 @@ fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
             Step::Signal { flag, peer: line.peer("to")? }
         }
         Some("wait") => Step::Wait { flag: flag(&mut line, None)? },
-        // `from_str` handles the lines that begin with `lane`, which are valid here too.
+        // The error names `lane` too, because a new lane could begin at this line. `from_str` reads
+        // such lines.
         _ => return Err(line.fault(0, "put, get, reduce, signal, wait or lane")),
     };
 
@@ -281,9 +278,8 @@ fn step(mut line: Line<'_>, rank: Rank) -> Result<Step, ParseError> {
 ///
 /// `default` is the rank of a flag whose text contains no rank, if the text may leave it out.
 fn flag(line: &mut Line<'_>, default: Option<Rank>) -> Result<Flag, ParseError> {
-    // An error about an unknown flag cites its first word.
+    // An error about an unknown flag refers to the word at which the flag begins.
     let at = line.next;
-
     match line.word() {
         Some("ready") => {
             let lane = line.for_lane()?;

@@ -129,7 +129,6 @@ impl Flows {
     /// them.
     pub(super) fn end(&mut self, number: u32) {
         let demands = self.flows[number as usize].demands;
-
         for &Demand { resource, .. } in demands.all() {
             let flows = &mut self.resources[resource as usize].flows;
             let index = flows.iter().position(|&flow| flow == number).expect("the flow is there");
@@ -148,6 +147,7 @@ impl Flows {
         queue: &mut EventQueue,
         event: impl Fn(u32) -> u32,
     ) {
+        // By this number `update_flow` recognises the transfers that it has updated already.
         self.updates += 1;
 
         while let Some(resource) = self.changed.pop() {
@@ -155,7 +155,7 @@ impl Flows {
             *changed = false;
             *flows_max = (*flows_max).max(flows.len() as u32);
 
-            // The index is read anew, because `update_flow` borrows all resources.
+            // The list is borrowed anew for each flow, because `update_flow` borrows all resources.
             for index in 0..flows.len() {
                 let number = self.resources[resource as usize].flows[index];
                 if let Some(end) = self.update_flow(number, now) {
@@ -169,7 +169,6 @@ impl Flows {
     /// not changed.
     fn update_flow(&mut self, number: u32, now: u64) -> Option<u64> {
         let flow = &mut self.flows[number as usize];
-
         // A transfer can use several resources that have changed. One computation takes all of them
         // into account.
         if flow.last_update == self.updates {
@@ -296,7 +295,7 @@ impl<'a> Resources<'a> {
 
         for node in 0..topology.nodes() as u32 {
             let members = topology.members(node);
-            // No rank uses a NIC beyond the number of ranks of its node.
+            // Each rank uses one NIC, so a node uses at most as many as it has ranks.
             let ranks = members.len() as u32;
             let nics = links.node.nics.map_or(ranks, |nics| nics.min(ranks));
             first_nic.push(first_nic[node as usize] + nics);
@@ -332,16 +331,15 @@ impl<'a> Resources<'a> {
             demands.push(self.nic_ingress(to), rate);
         }
 
-        // The processor of the rank that executes the copy moves the bytes, whoever owns them.
         if link.by_processor {
-            let node_index = self.topology.node(by);
+            // The rank that executes the copy moves the bytes, whoever owns them.
             demands.push(self.thread(by), bytes_per_second);
 
+            let node_index = self.topology.node(by);
             // Each processor is as fast as the thread that it executes.
             if let Some(processors) = node.processors {
                 demands.push(self.processors(node_index), f64::from(processors) * bytes_per_second);
             }
-
             if let Some(rate) = node.copy_bytes_per_second {
                 demands.push(self.memory(node_index), rate);
             }

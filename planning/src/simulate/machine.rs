@@ -128,21 +128,20 @@ impl<'a> Machine<'a> {
         let times = LinkClass::ALL.map(|class| LinkTimes::from_link(class.link(links)));
         let flows_per_lane = times.iter().map(|times| times.flows).max().unwrap_or(1);
 
-        let lanes = program.first.len() - 1;
         let local_lanes = program.tiers.iter().filter(|&&tier| tier == Tier::Local).count();
         let start = links.start(local_lanes);
-
-        let lane = |(lane, ends): (usize, &[u32])| {
+        let new_lane = |(lane, ends): (usize, &[u32])| {
             let delay = delays.get(lane / program.lanes()).copied().unwrap_or(0);
             Lane::new(ends[0], ends[1], start.saturating_add(delay))
         };
 
+        let lanes = program.first.len() - 1;
         let resources = Resources::new(links, topology, lanes as u32);
         Self {
             program,
             times,
             flows_per_lane,
-            lanes: program.first.windows(2).enumerate().map(lane).collect(),
+            lanes: program.first.windows(2).enumerate().map(new_lane).collect(),
             flows: Flows::new(lanes * flows_per_lane as usize, resources.count()),
             resources,
             events: EventQueue::new(lanes * (flows_per_lane as usize + 1)),
@@ -156,9 +155,10 @@ impl<'a> Machine<'a> {
 
     /// Runs the simulation until no event is left or the time exceeds [`TIME_MAX`].
     pub(super) fn run(&mut self) {
-        let events_per_lane = self.flows_per_lane + 1;
-
+        // Before the first event, all lanes are ready.
         self.resume();
+
+        let events_per_lane = self.flows_per_lane + 1;
         while let Some(now) = self.events.next_time().filter(|now| *now <= TIME_MAX) {
             while self.events.next_time() == Some(now) {
                 let Some((_, number)) = self.events.pop() else { break };
@@ -222,7 +222,7 @@ impl<'a> Machine<'a> {
                 ModelStep::Get { peer, .. } => return self.begin_issue(number, peer, true, false),
                 ModelStep::Signal { lane: reader, .. } => self.signal(number, step, reader),
 
-                // The start before has set the flag.
+                // A wait that names itself is for a flag that the start before has set.
                 ModelStep::Wait { signal } if signal == Some(step) => {
                     self.ends[step as usize] = 0;
                     self.pass_wait(number, step, NO_STEP);
@@ -243,34 +243,31 @@ impl<'a> Machine<'a> {
 
     /// Begins to issue a copy to or from `peer`, or waits until the lane has room for another copy.
     fn begin_issue(&mut self, number: u32, peer: u32, get: bool, passed_on: bool) {
-        let times = self.times_of(number, peer);
-        let copy = times.copy(get, passed_on);
-        let puts_in_flight = times.puts_in_flight;
-
+        let times = *self.times_of(number, peer);
         let lane = &mut self.lanes[number as usize];
-        if lane.copies.len() >= puts_in_flight {
+        if lane.copies.len() >= times.puts_in_flight {
             lane.state = LaneState::WaitSlot;
             return;
         }
 
         lane.state = LaneState::Issuing;
-        self.events.schedule(number * (self.flows_per_lane + 1), lane.at.saturating_add(copy));
+        let issued = lane.at.saturating_add(times.copy(get, passed_on));
+        self.events.schedule(number * (self.flows_per_lane + 1), issued);
     }
 
     /// Signals the flag of `step` to the lane `reader`, or defers the signal until earlier copies
     /// have ended.
     fn signal(&mut self, number: u32, step: u32, reader: u32) {
-        let rank = self.rank_of(number);
         let peer = self.rank_of(reader);
         let step_time = self.times_of(number, peer).step;
-
         let lane = &mut self.lanes[number as usize];
         let at = lane.at;
         lane.at = at.saturating_add(step_time);
 
         // A signal to a peer follows the copies to that peer, and a signal to the own rank all
         // copies.
-        let ordered_after = (peer != rank).then_some(peer);
+        let ordered_after = (peer != self.rank_of(number)).then_some(peer);
+        let lane = &mut self.lanes[number as usize];
         if let Some(copy) = lane.last(ordered_after) {
             // The lane continues without the signal, so the signal is not the cause of its next
             // step.
@@ -287,21 +284,20 @@ impl<'a> Machine<'a> {
     fn deliver_signal(&mut self, number: u32, step: u32, at: u64, cause: u32) {
         self.ends[step as usize] = at;
         self.causes[step as usize] = cause;
+        self.recorder.instant(step, at);
 
         let ModelStep::Signal { lane: reader, target } = self.program.steps[step as usize].unpack()
         else {
             return;
         };
 
-        // No step of this start waits for the flag.
+        // A flag that is awaited in the next start wakes no lane of this one.
         if target == NEXT_START {
-            self.recorder.instant(step, at);
             return;
         }
 
         let flag_time = self.times_of(number, self.rank_of(reader)).flag;
         self.ends[target as usize] = at.saturating_add(flag_time);
-        self.recorder.instant(step, at);
 
         let lane = &mut self.lanes[reader as usize];
         if lane.state == LaneState::WaitFlag && u64::from(lane.next) == target {
@@ -312,14 +308,14 @@ impl<'a> Machine<'a> {
 
     /// Completes the wait `step` of a lane, after the step `signal` has set the flag.
     fn pass_wait(&mut self, number: u32, step: u32, signal: u32) {
-        let own = self.times_of(number, self.rank_of(number)).step;
+        let step_time = self.times_of(number, self.rank_of(number)).step;
         let lane = &mut self.lanes[number as usize];
         let reached = lane.at;
-        let set_at = self.ends[step as usize];
+        let ready = reached.saturating_add(step_time);
 
-        // The time of a flag includes the wake-up of the lane that waits for it. Only a wait for a
-        // flag that is already set takes the time of a step.
-        let ready = reached.saturating_add(own);
+        // The time of a flag includes the wake-up of the lane that waits for it, so the time of the
+        // step is not added to it: the later of the two times ends the wait.
+        let set_at = self.ends[step as usize];
         let (at, cause) = if ready >= set_at { (ready, lane.cause) } else { (set_at, signal) };
 
         self.ends[step as usize] = at;
@@ -332,7 +328,6 @@ impl<'a> Machine<'a> {
 
     /// Completes the issue of a lane's next copy, which is in flight from the time `now` on.
     fn finish_issue(&mut self, number: u32, now: u64) {
-        let rank = Rank(self.rank_of(number));
         let lane = &mut self.lanes[number as usize];
         let step = lane.next;
         let (peer, bytes, get, passed_on) = match self.program.steps[step as usize].unpack() {
@@ -362,11 +357,11 @@ impl<'a> Machine<'a> {
         // Only the new copy can start, so no copy that has ended is the cause of a start.
         self.start_flows(number, now, NO_STEP);
 
-        let LinkTimes { puts_in_flight, submit, .. } = *self.times_of(number, peer);
-        self.recorder.submit(rank, submit);
+        let times = *self.times_of(number, peer);
+        self.recorder.submit(Rank(self.rank_of(number)), times.submit);
 
-        // A lane with one copy in flight at most waits for the end of the copy.
-        if puts_in_flight == 1 {
+        // If no other copy may be in flight, the lane waits for the end of this one.
+        if times.puts_in_flight == 1 {
             self.lanes[number as usize].state = LaneState::WaitDrain;
         } else {
             self.advance(number);
@@ -392,26 +387,26 @@ impl<'a> Machine<'a> {
             if copy.issued < now {
                 copy.cause = ended;
             }
-
             let CopyInFlight { bytes, peer, get, passed_on, .. } = *copy;
-            let class = class_to(peer);
-            let times = &self.times[class as usize];
-            let bytes_per_second =
-                if get { times.get_bytes_per_second } else { times.bytes_per_second };
-            // The bytes occupy what they pass through for longer.
-            let work = if passed_on { (bytes as f64 * times.passed_on) as u64 } else { bytes };
 
             if lane.moving_flows == 0 {
                 lane.busy_since = now;
             }
             lane.moving_flows |= 1 << flow;
 
+            let class = class_to(peer);
             let (from, to) = if get { (Rank(peer), rank) } else { (rank, Rank(peer)) };
+            self.recorder.bytes(from, to, class, bytes);
+
+            let times = &self.times[class as usize];
+            let bytes_per_second =
+                if get { times.get_bytes_per_second } else { times.bytes_per_second };
             let path = CopyPath { lane: number, by: rank, from, to, class, bytes_per_second };
             let demands = self.resources.demands(path);
-            let flow = number * self.flows_per_lane + flow;
-            self.flows.begin(flow, now, work, bytes_per_second, demands);
-            self.recorder.bytes(from, to, class, bytes);
+            // Forwarded bytes count as more bytes, because they are read twice.
+            let work = if passed_on { (bytes as f64 * times.passed_on) as u64 } else { bytes };
+            let machine_flow = number * self.flows_per_lane + flow;
+            self.flows.begin(machine_flow, now, work, bytes_per_second, demands);
         }
     }
 
@@ -429,23 +424,26 @@ impl<'a> Machine<'a> {
         let has_ended = |copy: &CopyInFlight| copy.started.is_some_and(|(_, moved)| moved == flow);
         let index = lane.copies.iter().position(has_ended);
         let Some(copy) = index.and_then(|index| lane.copies.remove(index)) else { return };
+
         let CopyInFlight { step, peer, get, passed_on, issued, started, cause, .. } = copy;
         self.ends[step as usize] = now;
         self.causes[step as usize] = cause;
 
         // The slice of a copy that did not wait for other copies includes the time of its issue.
-        let started = started.map_or(issued, |(started, _)| started);
+        let began = started.map_or(issued, |(began, _)| began);
         let issue =
-            if started == issued { self.times_of(number, peer).copy(get, passed_on) } else { 0 };
-        self.recorder.slice(step, started - issue.min(started), now);
+            if began == issued { self.times_of(number, peer).copy(get, passed_on) } else { 0 };
+        self.recorder.slice(step, began - issue.min(began), now);
 
         while let Some(deferred) = self.lanes[number as usize].release(peer) {
-            // A lane can be ahead of the clock, and its signal later than the end of the copy.
+            // A lane can be ahead of the clock, so its signal can be later than the end of the
+            // copy.
             let DeferredSignal { step: signal, at, .. } = deferred;
             let cause = if at < now { step } else { self.causes[signal as usize] };
             self.deliver_signal(number, signal, at.max(now), cause);
         }
 
+        // Copies that have waited for this one can start.
         self.start_flows(number, now, step);
 
         let lane = &mut self.lanes[number as usize];
@@ -456,7 +454,6 @@ impl<'a> Machine<'a> {
                 false
             }
         };
-
         if can_advance {
             if lane.at < now {
                 lane.at = now;
@@ -580,10 +577,10 @@ impl Lane {
     ) -> Option<&mut CopyInFlight> {
         let moving_flows = self.moving_flows.count_ones();
         let waiting = (0..self.copies.len()).filter(|&index| self.copies[index].started.is_none());
-
         for index in waiting {
             let copy = &self.copies[index];
-            // Copies start in order, so the later ones wait too.
+            // A copy that only lacks a free transfer holds up all later ones, even if their links
+            // permit more transfers.
             if moving_flows >= flows(copy) {
                 return None;
             }
@@ -669,9 +666,8 @@ impl Recorder {
 
     /// Records the beginning and the end of a step, if its rank is traced.
     pub(super) fn slice(&mut self, step: u32, begin: u64, end: u64) {
-        // A rank without steps has an empty range, which contains no step.
+        // Only the first range that ends after the step can contain it.
         let before = self.traced.partition_point(|steps| steps.end <= step);
-
         if self.traced.get(before).is_some_and(|steps| steps.contains(&step)) {
             self.slices.push((step, begin, end));
         }

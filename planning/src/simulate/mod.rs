@@ -84,7 +84,8 @@ pub fn simulate(
     traced.dedup();
     let recorder = Recorder::new(topology.ranks(), &program, &traced);
 
-    // Copies are slower if the operation exceeds the caches, which the plans determine.
+    // The rates of copies depend on whether the bytes that a rank accesses fit into caches. The
+    // plans determine how many bytes these are.
     let links = &links.adjusted_to(program.accessed_bytes(layout));
     let mut machine = Machine::new(&program, topology, links, &options.delays, recorder);
     machine.run();
@@ -147,8 +148,8 @@ fn compile(
     options: &Options,
     plan_of: &mut impl FnMut(Rank) -> Result<Plan, Error>,
 ) -> Result<Program, Error> {
-    // The plan of one rank can be large already. Every plan has at least one lane, so the flags of
-    // one lane are a lower bound.
+    // A single plan can be large, so the flags are checked before one is requested. A plan without
+    // lanes is refused, so the flags of one lane are a lower bound.
     program::check_flags(layout, 1)?;
 
     let first = plan_of(Rank(0))?;
@@ -190,7 +191,7 @@ fn fault(
         Err(error) => return error,
     };
 
-    // The step is missing if the plan is not the same as before.
+    // The step can be missing if the plan is not the same as before.
     let text = step.map_or(String::new(), |step| format!(" `{}`", step.display_for(rank)));
     program::invalid(format!("step {index} of lane {lane} of rank {rank}{text}: {why}"))
 }

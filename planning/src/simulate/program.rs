@@ -62,10 +62,8 @@ impl Program {
     /// Returns the rank, the lane and the index in the lane of the step that has the index `number`
     /// in `steps`.
     pub(super) fn step_id(&self, number: u32) -> StepId {
-        // An empty lane begins at the same step as the lane after it, which is the one that has the
-        // step.
+        // Of several lanes that begin at the same step, only the last can have steps.
         let lane = self.first.partition_point(|&first| first <= number) - 1;
-
         StepId {
             rank: Rank::at(lane / self.lanes()),
             lane: LaneId((lane % self.lanes()) as u32),
@@ -93,9 +91,8 @@ impl<'a> Compiler<'a> {
     pub(super) fn new(layout: &'a Layout, first: &Plan) -> Result<Self, Error> {
         let ranks = layout.ranks();
         let tiers: Vec<Tier> = first.lanes.iter().map(|lane| lane.tier).collect();
-
         let all_lanes = (ranks as u64).saturating_mul(tiers.len() as u64);
-        // A packed step has room for so many lanes, which are numbered over all ranks.
+        // Lanes are numbered over all ranks, and a packed step has room for numbers up to this one.
         if tiers.is_empty() || all_lanes > PEER_MAX {
             let lanes = tiers.len();
             return Err(invalid(format!(
@@ -136,7 +133,6 @@ impl<'a> Compiler<'a> {
                     let rank = plan.rank;
                     invalid(format!("step {index} of lane {lane} of rank {rank}: {what}"))
                 })?;
-
                 self.program.steps.push(PackedStep::new(packed));
 
                 // The check after every step also keeps the numbers of steps within 32 bits.
@@ -175,6 +171,7 @@ impl<'a> Compiler<'a> {
                     "no step waits for the signalled flag",
                 ));
             }
+
             if self.program.steps[wait as usize] != unlinked {
                 return Err((
                     self.program.step_id(number as u32),
@@ -193,15 +190,12 @@ impl<'a> Compiler<'a> {
     /// Checks that `plan` is the plan of the next rank, and has the same sizes and tiers as earlier
     /// plans.
     fn check(&self, plan: &Plan) -> Result<(), Error> {
-        let ranks = self.layout.ranks() as u64;
-        let chunks = self.layout.chunks();
-
         // Each rank before this one has added the beginnings of its lanes to `first`.
         let rank = (self.program.first.len() - 1) / self.program.lanes();
         let fields = [
             ("rank", u64::from(plan.rank.0), rank as u64),
-            ("ranks", plan.ranks.into(), ranks),
-            ("chunks", plan.chunks.into(), chunks.into()),
+            ("ranks", plan.ranks.into(), self.layout.ranks() as u64),
+            ("chunks", plan.chunks.into(), self.layout.chunks().into()),
             ("lanes", plan.lanes.len() as u64, self.program.lanes() as u64),
         ];
         let differing = fields.iter().find(|(_, found, expected)| found != expected);
@@ -226,23 +220,28 @@ impl<'a> Compiler<'a> {
     fn pack(&mut self, rank: Rank, number: u32, step: Step) -> Result<ModelStep, String> {
         Ok(match step {
             Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. } => {
-                let receiver = if matches!(step, Step::Put { .. }) { peer } else { rank };
-                let peer = self.known_rank(peer)?;
+                let peer_number = self.known_rank(peer)?;
                 self.check_cell(cell)?;
+
+                let receiver = if matches!(step, Step::Put { .. }) { peer } else { rank };
                 let bytes = match step.contributes(self.layout.collective()) {
                     true => self.layout.contribution(cell, receiver).bytes,
                     false => self.layout.cell(cell, receiver).bytes,
                 };
                 check_bytes(cell, bytes)?;
 
-                // A block of another rank has come from a peer, whose cache may still hold it.
                 match step {
-                    Step::Get { .. } => ModelStep::Get { peer, bytes },
-                    _ => ModelStep::Put { peer, bytes, passed_on: cell.block != rank },
+                    Step::Get { .. } => ModelStep::Get { peer: peer_number, bytes },
+                    // A block of another rank has come from a peer, whose cache may still hold it.
+                    _ => {
+                        let passed_on = cell.block != rank;
+                        ModelStep::Put { peer: peer_number, bytes, passed_on }
+                    }
                 }
             }
 
-            // An addition reads and writes as much memory as a copy inside the rank.
+            // An addition is modelled as a copy inside the rank. Peers have put all contributions
+            // but one here, so all count as forwarded bytes.
             Step::Reduce { cell, from } => {
                 self.known_rank(from)?;
                 let peer = self.known_rank(rank)?;
@@ -253,13 +252,13 @@ impl<'a> Compiler<'a> {
             }
 
             Step::Signal { peer, flag } => {
-                let (lane, flag_number) = self.flag_reader(flag)?;
-                let lane = self.known_rank(peer)? * self.program.lanes() as u32 + lane.0;
+                let (reader, flag_number) = self.flag_reader(flag)?;
+                let lane = self.known_rank(peer)? * self.program.lanes() as u32 + reader.0;
                 let target = if flag.lag() == 0 { flag_number } else { NEXT_START };
                 ModelStep::Signal { lane, target }
             }
 
-            // The start before has signalled it. Such a wait names itself as the signal.
+            // The start before has signalled the flag. Such a wait names itself as the signal.
             Step::Wait { flag } if flag.lag() > 0 => {
                 self.flag_reader(flag)?;
                 ModelStep::Wait { signal: Some(number) }
@@ -316,7 +315,6 @@ impl<'a> Compiler<'a> {
             Flag::Arrived { cell, .. } | Flag::Contributed { cell, .. } => cell.chunk,
             _ => 0,
         };
-
         if chunk >= self.layout.chunks() || lane.index() >= self.program.lanes() {
             return Err(format!("the flag {flag} names a chunk or a lane that does not exist"));
         }

@@ -148,15 +148,14 @@ impl Simulation {
     /// Returns the used fraction of the send rate of `link`, as the mean over the ranks and for the
     /// busiest rank.
     pub fn utilisation(&self, class: LinkClass, link: &Link) -> Utilisation {
-        let full = link.send_bytes_per_second * self.seconds();
-        let share = |bytes: u64| if full > 0.0 { bytes as f64 / full } else { 0.0 };
-
         // The busiest rank can be one that mostly receives, such as the root of a gather.
         let busiest = self.ranks.iter().map(|rank| {
             let Traffic { sent_bytes, received_bytes } = rank.traffic[class as usize];
             sent_bytes.max(received_bytes)
         });
 
+        let full = link.send_bytes_per_second * self.seconds();
+        let share = |bytes: u64| if full > 0.0 { bytes as f64 / full } else { 0.0 };
         Utilisation {
             mean: share(self.bytes(class)) / self.ranks.len() as f64,
             most: share(busiest.max().unwrap_or(0)),
@@ -186,8 +185,8 @@ pub(super) fn collect(
 
     // A rank also ends no earlier than its host has submitted all copies.
     let mut ends_ps = Vec::with_capacity(topology.ranks());
-    for (lanes, &host) in machine.lanes.chunks(lanes).zip(&machine.recorder.host) {
-        let lanes_end = lanes.iter().map(|lane| lane.at).max().unwrap_or(0);
+    for (lanes_of_rank, &host) in machine.lanes.chunks(lanes).zip(&machine.recorder.host) {
+        let lanes_end = lanes_of_rank.iter().map(|lane| lane.at).max().unwrap_or(0);
         ends_ps.push(lanes_end.max(host));
     }
 
@@ -247,7 +246,7 @@ fn rank_use(machine: &Machine<'_>, lanes: usize, rank: Rank) -> RankUse {
 fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
     let all = Rank::all(topology.ranks()).map(|rank| Incast { flows: flows(rank), rank });
 
-    // `max_by_key` returns the last of several maxima.
+    // `max_by_key` returns the last of several maxima, which is the first rank in reverse order.
     all.rev().max_by_key(|incast| incast.flows).unwrap_or_default()
 }
 
@@ -300,11 +299,11 @@ impl UnresolvedStep {
 
 /// Returns the chain of steps that determine when the last lane ends, in order of time.
 fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep> {
-    // `max_by_key` returns the last of several maxima, and the path is that of the first lane.
+    // `max_by_key` returns the last of several maxima, which is the first lane in reverse order.
     let last = machine.lanes.iter().rev().max_by_key(|lane| lane.at);
-
-    // Every cause is an earlier step, so the chain ends at a step that waited for no other.
     let mut step = last.map_or(NO_STEP, |lane| lane.cause);
+
+    // Every cause is simulated before its step, so the chain ends at a step without a cause.
     let mut path = Vec::new();
     while step != NO_STEP {
         let cause = machine.causes[step as usize];
@@ -344,7 +343,7 @@ impl StepLookup {
         ids: impl Iterator<Item = StepId>,
         closed: &mut impl FnMut(Rank) -> Result<Vec<Vec<Step>>, Error>,
     ) -> Result<(), Error> {
-        // Plans are large, so each is requested once, in rank order.
+        // Plans are large, so each call requests a plan at most once.
         let mut ids: Vec<StepId> = ids.collect();
         ids.sort_unstable();
         ids.dedup();
