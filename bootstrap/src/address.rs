@@ -63,7 +63,6 @@ impl Address {
             Some((host, port)) => port.strip_prefix(':').map(|port| (host, port)),
             None => text.rsplit_once(':'),
         };
-
         let (host, port) = match host_and_port {
             Some((host, port)) if !host.is_empty() => (host, port),
             _ => return Err(expected("a host and a port, such as 10.0.0.1:29501")),
@@ -168,7 +167,6 @@ impl Address {
 
         // The resolver also finds the number of an interface.
         let resolved = (host.as_str(), self.port).to_socket_addrs();
-
         match (&self.host, resolved) {
             (Host::LinkLocal(_, interface), Err(error)) => {
                 let text = format!("this host has no network interface {interface} ({error})");
@@ -201,7 +199,6 @@ impl Host {
     /// The error says what was expected.
     fn parse(text: &str, is_bracketed: bool) -> Result<Self, String> {
         let (ip_text, interface) = ip_and_interface(text);
-
         match (ip_text.parse::<IpAddr>(), interface) {
             (Ok(IpAddr::V4(_)), _) if is_bracketed => {
                 Err(format!("an IPv6 address in the brackets, or {text} without them"))
@@ -247,7 +244,6 @@ impl Host {
 
         // A dot at the end marks a full name.
         let labels = || text.strip_suffix('.').unwrap_or(text).split('.');
-
         if labels().any(|label| label.is_empty() || label.len() > LABEL_BYTES_MAX) {
             return Err(format!("a host name with 1 to {LABEL_BYTES_MAX} bytes between its dots"));
         }

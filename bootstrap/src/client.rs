@@ -176,8 +176,8 @@ impl Client {
         send: impl Fn(Request),
     ) -> Result<Vec<Vec<u8>>, Error> {
         check_sizes(label, mine)?;
-        let what = format!("exchange {label:?}");
 
+        let what = format!("exchange {label:?}");
         // The request has no number, so requests must be sent in the order of their sequence
         // numbers.
         let sequence = {
@@ -195,7 +195,7 @@ impl Client {
             self.state.wait(deadline, settle)
         });
 
-        // An exchange that failed here must fail on every rank.
+        // An exchange that has timed out here must fail on every rank.
         let result = settled.unwrap_or_else(|| Err(self.time_out_exchange(&what, deadline, &send)));
         self.state.lock().end_exchange(sequence);
         result
@@ -218,8 +218,8 @@ impl Client {
             return listener.exchange_timed_out(&others, error);
         }
 
-        let missing = error.peer().map(|rank| rank.0);
-        send(Request::TimedOut { text: error.to_string(), missing });
+        let first_missing = error.peer().map(|rank| rank.0);
+        send(Request::TimedOut { text: error.to_string(), missing: first_missing });
         error
     }
 
@@ -371,12 +371,12 @@ impl Client {
         }
 
         // The hub limits the number of other notices.
-        let message = match &notice {
+        let message_bytes = match &notice {
             Notice::Message { message, .. } => Some(message.len()),
             _ => None,
         };
-        let charge = self.queued.charge(message.unwrap_or(0) + NOTICE_BYTES);
-        if message.is_some() && self.queued.bytes() > QUEUED_BYTES_MAX {
+        let charge = self.queued.charge(message_bytes.unwrap_or(0) + NOTICE_BYTES);
+        if message_bytes.is_some() && self.queued.bytes() > QUEUED_BYTES_MAX {
             return notifications.too_many();
         }
 
@@ -427,6 +427,7 @@ impl ClientState {
         if self.has_left {
             return Err(left_error(what));
         }
+
         if let Some(end_cause) = &self.end_cause {
             return Err(end_cause.error_after(what));
         }
@@ -555,9 +556,11 @@ impl ClientState {
         if let Some(outcome) = exchange.outcome() {
             return Some(outcome);
         }
+
         if let Some(end_cause) = &self.end_cause {
             return Some(Err(end_cause.error(what)));
         }
+
         if self.has_left {
             return Some(Err(left_error(what)));
         }

@@ -166,10 +166,12 @@ impl Environment {
             return Ok(Some(variables.environment(&complete, &launchers)?));
         }
 
-        // A batch script may set MASTER_ADDR for the programs that it starts with `srun`.
+        // A batch script may set MASTER_ADDR for the programs that it starts with `srun`. Then the
+        // error that names `srun` helps more than one that names MASTER_ADDR.
         if !partial.iter().any(PartialSet::has_number) {
             variables.check_batch_script()?;
         }
+
         partial.first().map_or(Ok(None), |part| Err(part.error()))
     }
 
@@ -371,15 +373,16 @@ impl PartialSet {
     /// `complete`.
     fn check_consistent(&self, complete: &CompleteSet) -> Result<(), Error> {
         let Self { launcher, name, value, .. } = self;
-        let is_other = |own: Option<u32>, other: u32| own.is_some_and(|own| own != other);
-
-        // A host has no more ranks than the group, so a larger local rank is from another launch.
+        // A host has no more ranks than the group, so a local rank that is not below their number
+        // is from another launch.
         let is_beyond = launcher.local_rank.contains(name)
             && value.parse::<u32>().is_ok_and(|local_rank| local_rank >= complete.ranks);
 
         // A number of 1 without a rank may come from a profile.
-        let ranks = self.ranks.filter(|&ranks| ranks > 1);
-        if !is_other(self.rank, complete.rank) && !is_other(ranks, complete.ranks) && !is_beyond {
+        let own_ranks = self.ranks.filter(|&ranks| ranks > 1);
+        let is_other = |own: Option<u32>, other: u32| own.is_some_and(|own| own != other);
+        let differs = is_other(self.rank, complete.rank) || is_other(own_ranks, complete.ranks);
+        if !differs && !is_beyond {
             return Ok(());
         }
 
@@ -400,22 +403,23 @@ impl Variables<'_> {
     fn read(&self, launcher: &'static Launcher) -> Result<Reading, Error> {
         let rank_name = launcher.rank;
         let rank = self.read_number(rank_name)?;
-        let ranks = match launcher.ranks {
+        let named_ranks = match launcher.ranks {
             Some(name) => self.read_number(name)?.map(|ranks| (name, ranks)),
             None => None,
         };
 
-        if let (Some(rank), Some((ranks_name, ranks))) = (rank, ranks) {
+        if let (Some(rank), Some((ranks_name, ranks))) = (rank, named_ranks) {
             if ranks == 0 {
                 return Err(invalid(format!(
                     "{ranks_name} is 0, expected at least 1, the number of ranks"
                 )));
             }
+
             check_below(rank_name, rank, ranks_name, ranks)?;
             return Ok(Reading::Complete(CompleteSet { rank_name, rank, ranks_name, ranks }));
         }
 
-        let ranks = ranks.map(|(_, ranks)| ranks);
+        let ranks = named_ranks.map(|(_, ranks)| ranks);
         Ok(match self.sign(launcher) {
             Some((name, value)) => {
                 Reading::Partial(PartialSet { launcher, name, value, rank, ranks })
@@ -487,20 +491,18 @@ impl Variables<'_> {
         complete: &CompleteSet,
         launchers: &[&'static Launcher],
     ) -> Result<Environment, Error> {
-        let &CompleteSet { rank, ranks, ranks_name, .. } = complete;
-
         let names = |field: fn(&Launcher) -> &'static [&'static str]| {
             launchers.iter().flat_map(move |launcher| field(launcher)).copied()
         };
-
-        let local_rank = self.first_number(names(|launcher| launcher.local_rank))?;
-        let local_ranks = self.first_number(names(|launcher| launcher.local_ranks))?;
-        if let (Some((rank_name, rank)), Some((name, ranks))) = (local_rank, local_ranks) {
-            check_below(rank_name, rank, name, ranks)?;
+        let named_rank = self.first_number(names(|launcher| launcher.local_rank))?;
+        let named_ranks = self.first_number(names(|launcher| launcher.local_ranks))?;
+        if let (Some((name, number)), Some((bound_name, bound))) = (named_rank, named_ranks) {
+            check_below(name, number, bound_name, bound)?;
         }
 
+        let &CompleteSet { rank, ranks, ranks_name, .. } = complete;
+        let local_ranks = named_ranks.map(|(_, number)| number);
         let hosts = self.first_number(launchers.iter().filter_map(|launcher| launcher.hosts))?;
-        let local_ranks = local_ranks.map(|(_, ranks)| ranks);
         let one_host =
             ranks == 1 || local_ranks == Some(ranks) || hosts.is_some_and(|(_, hosts)| hosts == 1);
 
@@ -512,7 +514,7 @@ impl Variables<'_> {
             rank: Rank(rank),
             ranks: ranks as usize,
             ranks_variable: Some(ranks_name),
-            local_rank: local_rank.map(|(_, rank)| rank),
+            local_rank: named_rank.map(|(_, number)| number),
             local_ranks,
             // The other launchers are left out, because they may agree on some ranks of the job
             // only.
@@ -565,7 +567,6 @@ impl Variables<'_> {
             let values: Option<Vec<String>> = names.iter().map(|name| self.text(name)).collect();
             Some(values?.join("."))
         });
-
         // torchrun sets `none` for every job without an id of its own. An id of the launcher that
         // is too long is no fault of the user, so it is left out.
         Ok(job.filter(|job| job != "none" && job.len() <= JOB_BYTES_MAX))
@@ -629,9 +630,10 @@ impl Variables<'_> {
         if let Some(port) = self.port("PEERLANE_PORT")? {
             return Ok(port);
         }
-        let Some(port) = self.port("MASTER_PORT")? else { return Ok(DEFAULT_PORT) };
 
-        // A store of torchrun itself listens at `MASTER_PORT`, so the hub takes the port after it.
+        let Some(port) = self.port("MASTER_PORT")? else { return Ok(DEFAULT_PORT) };
+        // With this variable, a store of torchrun itself listens at `MASTER_PORT`, so the hub takes
+        // the port after it.
         if self.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True") {
             return Ok(port);
         }

@@ -85,8 +85,8 @@ fn slots() -> impl Iterator<Item = &'static Slot> {
     let mut next: *const Slot = LIST.load(Ordering::Acquire);
 
     std::iter::from_fn(move || {
-        // SAFETY: slots are never freed, and a slot does not change once it is in the list, but for
-        // its atomic descriptor.
+        // SAFETY: the pointer is null or points to a slot of the list. Slots are never freed, and a
+        // slot does not change once it is in the list, but for its atomic descriptor.
         let slot = unsafe { next.as_ref() }?;
         next = slot.next;
         Some(slot)
@@ -108,15 +108,14 @@ impl Listed {
         }
 
         // The slot is complete before it is in the list, because a fork can happen at any time.
-        let slot = Slot { descriptor: AtomicI32::new(descriptor), next: ptr::null() };
-        let slot = Box::into_raw(Box::new(slot));
-
+        let descriptor = AtomicI32::new(descriptor);
+        let slot = Box::into_raw(Box::new(Slot { descriptor, next: ptr::null() }));
         let mut first = LIST.load(Ordering::Acquire);
         loop {
-            // SAFETY: the slot is not in the list yet, so only this thread has it.
+            // SAFETY: the slot is a box that is not in the list yet, so only this thread has it.
             unsafe { (*slot).next = first };
             match LIST.compare_exchange(first, slot, Ordering::AcqRel, Ordering::Acquire) {
-                // SAFETY: slots are never freed.
+                // SAFETY: slots are never freed, and the descriptor is atomic.
                 Ok(_) => return Self(unsafe { &(*slot).descriptor }),
                 Err(changed) => first = changed,
             }
@@ -145,7 +144,7 @@ fn watch_forks() {
         }
 
         // SAFETY: the handler only does what is permitted in a child of a process with threads: it
-        // loads atomic values and calls `dup3`.
+        // loads and changes atomic values, reads slots, which are never freed, and calls `dup3`.
         unsafe { libc::pthread_atfork(None, None, Some(enter_child)) };
     });
 }
@@ -165,7 +164,8 @@ extern "C" fn enter_child() {
             // The number stays in use, so that the child cannot close another descriptor when it
             // drops the socket.
             //
-            // SAFETY: the number is that of a socket, which the child keeps as a closed one.
+            // SAFETY: the number is that of a listed socket, because it leaves the list before the
+            // socket is closed. The child keeps it as a closed one.
             unsafe { libc::dup3(closed, descriptor, libc::O_CLOEXEC) };
         }
     }

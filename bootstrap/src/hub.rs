@@ -123,6 +123,7 @@ impl Exchange {
         if mem::replace(&mut self.differs, true) {
             return None;
         }
+
         let (first, expected) = &self.first;
         Some([(first.0, expected.clone()), (from.0, label)])
     }
@@ -168,10 +169,8 @@ const RUN_BYTES: usize = 16;
 
 impl HubState {
     pub fn new(ranks: usize) -> Self {
-        let members = vec![Membership::NotJoined; ranks];
-
         Self {
-            members,
+            members: vec![Membership::NotJoined; ranks],
             addresses: vec![None; ranks],
             processes: vec![None; ranks],
             meters: (0..ranks).map(|_| Meter::default()).collect(),
@@ -273,7 +272,8 @@ impl HubState {
             Request::StartTimedOut { timeout } => self.start_timed_out(timeout),
             Request::Abort { record } => self.end_group(EndCause::Abort { from: from.0, record }),
             Request::Broadcast { message } => {
-                // A message can be an inquiry, which is answered with the ranks that are missing.
+                // A message can be an inquiry. The ranks answer it with the ranks that they wait
+                // for, so they must know who has contributed.
                 let mut replies = self.watch_all();
                 replies.push(Reply::Message { from: from.0, message });
                 replies
@@ -301,7 +301,6 @@ impl HubState {
     ///
     /// A rank that breaks a limit is lost.
     fn contribute(&mut self, from: Rank, label: String, blob: Blob) -> Vec<Reply> {
-        let ranks = self.members.len();
         if label.len() > LABEL_BYTES_MAX {
             let bytes = label.len();
             let how =
@@ -315,10 +314,9 @@ impl HubState {
         let sequence = self.contributed[from.index()] as u64;
         self.contributed[from.index()] += 1;
 
-        // The rank that begins an exchange pays for the slots of all ranks.
-        let mut kept_bytes = KEPT_BYTES + label.len() + blob.0.len();
-        if index == self.exchanges.len() {
-            kept_bytes += ranks * size_of::<Option<Blob>>();
+        let ranks = self.members.len();
+        let is_first = index == self.exchanges.len();
+        if is_first {
             self.exchanges.push_back(Exchange {
                 first: (from, label.clone()),
                 differs: false,
@@ -329,9 +327,14 @@ impl HubState {
             });
         }
 
+        // The rank that begins an exchange pays for the slots of all ranks.
+        let slots_bytes = if is_first { ranks * size_of::<Option<Blob>>() } else { 0 };
+        let kept_bytes = KEPT_BYTES + label.len() + blob.0.len() + slots_bytes;
+        let charge = self.meters[from.index()].charge(kept_bytes);
+
         let exchange = &mut self.exchanges[index];
         exchange.blobs[from.index()] = Some(blob);
-        exchange.charges.push(self.meters[from.index()].charge(kept_bytes));
+        exchange.charges.push(charge);
         exchange.missing -= 1;
 
         let mut replies = Vec::new();
@@ -339,15 +342,15 @@ impl HubState {
             replies.push(Reply::Differs { sequence, labels });
         }
 
-        // An exchange cannot complete without a rank that has left, so the ranks must know who is
+        // The contribution of a rank that has left may never come, so the ranks must know who is
         // missing.
         if exchange.watched {
             replies.push(Reply::Present { sequence, ranks: vec![from.0] });
         } else if self.members.contains(&Membership::Gone) {
             replies.extend(self.watch(index));
         }
-        replies.extend(self.complete());
 
+        replies.extend(self.complete());
         // Checked last, because this contribution may have completed exchanges.
         let ahead = self.contributed[from.index()].saturating_sub(self.completed);
         if ahead > AHEAD_MAX {
@@ -427,19 +430,22 @@ impl HubState {
         if self.end_cause.is_some() {
             return Vec::new();
         }
-        self.exchanges.clear();
 
         self.unacknowledged = self.live().collect();
         // A rank that did not answer before does not acknowledge in time either.
         if let Some(silent) = end_cause.unanswered() {
             self.unacknowledged.remove(&silent);
         }
-        // A group that never started has no waits to release, so no acknowledgement is needed.
+        // A group that did not start in time has no waits to release, so no acknowledgement is
+        // needed.
         self.all_acknowledged = matches!(end_cause, EndCause::NotStarted { .. });
 
         // The cause is kept as long as the group, so it counts for the rank that sent it.
         let charge = |from: Rank| self.meter(from).charge(end_cause.data_bytes());
         self.cause_charge = end_cause.from().map(charge);
+
+        // The end of the group is the result of every open exchange.
+        self.exchanges.clear();
         self.end_cause = Some(end_cause.clone());
         vec![Reply::Ended(end_cause)]
     }

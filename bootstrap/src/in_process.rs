@@ -173,10 +173,8 @@ pub fn run<R: Send>(
     body: impl Fn(InProcessBootstrap) -> Result<R, Error> + Sync,
 ) -> Result<Vec<R>, Error> {
     let handles = group(ranks)?;
-
     let ended: Vec<Result<Result<R, Error>, Box<dyn Any + Send>>> = thread::scope(|scope| {
         let body = &body;
-
         // If a thread cannot be started, its rank is lost, which ends the others.
         let mut threads = Vec::with_capacity(ranks);
         for handle in handles {
@@ -205,7 +203,7 @@ pub fn run<R: Send>(
         }
     }
 
-    // A panic comes first, because the errors of the other ranks follow from it.
+    // A panic comes first, because the errors of the other ranks may follow from it.
     if let Some(payload) = panicked {
         panic::resume_unwind(payload);
     }
@@ -273,7 +271,8 @@ impl InProcessBootstrap {
     }
 }
 
-// SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged.
+// SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged. The
+// client never changes the `rank` and `ranks` that `group` has assigned.
 unsafe impl Bootstrap for InProcessBootstrap {
     fn rank(&self) -> Rank {
         self.client().rank()
@@ -338,21 +337,20 @@ unsafe impl Bootstrap for InProcessBootstrap {
         } else {
             "its bootstrap was dropped before the rank left the group"
         };
-
         // The hub ignores the event if the rank has left. If its thread has ended, no rank can be
         // told.
         let _ = self.send(Event::Lost { how: how.into() });
     }
 
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
-        let own = self.client().rank();
         // Every remaining rank calls `shrink` equally often, so equal numbers of calls belong
         // together.
         let round = self.shrink_calls.fetch_add(1, Ordering::Relaxed);
-        let ranks = Rank::all(self.client().ranks());
-        let expected: Vec<_> = ranks.filter(|rank| !excluded.contains(rank)).collect();
+        let own = self.client().rank();
         self.shrinks.change(|shrinks| shrinks.add_call(round, own));
 
+        let ranks = Rank::all(self.client().ranks());
+        let expected: Vec<_> = ranks.filter(|rank| !excluded.contains(rank)).collect();
         let half = Deadline::after(deadline.remaining() / 2);
         let in_time = self.shrinks.wait(half, |shrinks| shrinks.take(round, own, &expected, false));
         let taken = in_time

@@ -273,7 +273,6 @@ fn host_id() -> String {
 
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let network = fs::read_link("/proc/self/ns/net");
-
     // The host name is not kept, because a later call may read both.
     match (boot, network) {
         (Ok(boot), Ok(network)) => {
@@ -290,7 +289,6 @@ fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname")
         .or_else(|_| fs::read_to_string("/etc/hostname"))
         .unwrap_or_default();
-
     match name.trim() {
         "" => format!("process {}", std::process::id()),
         name => name.to_owned(),

@@ -67,7 +67,6 @@ impl ProcessId {
         }
 
         let descriptor = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
-
         // Another process can have the number by now. If not, the descriptor was opened for the
         // right process.
         let (_, started) = status(self.pid)?;
@@ -91,7 +90,6 @@ impl Process {
 
     pub(crate) fn state(&self) -> ProcessState {
         let status = status(self.pid);
-
         // Checked after the status was read, so that the status is not that of another process with
         // the same number.
         if self.has_ended() {
@@ -100,8 +98,8 @@ impl Process {
 
         match status {
             Some(('T' | 't', _)) => ProcessState::Stopped,
-            // A process whose first thread has ended looks like a zombie, but `has_ended` has ruled
-            // that out.
+            // A process that looks like a zombie still runs if only its first thread has ended.
+            // `has_ended` has ruled out that all have.
             Some(_) => ProcessState::Running,
             None => ProcessState::Unknown,
         }

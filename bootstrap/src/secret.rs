@@ -60,7 +60,6 @@ impl Secret {
     /// Creates a secret from `text`, with errors that begin with `source`, the origin of the text.
     pub(super) fn from_source(source: &str, text: &str) -> Result<Self, Error> {
         let text = text.trim();
-
         // The environment is decoded in a way that replaces other bytes.
         if text.contains(char::REPLACEMENT_CHARACTER) {
             return Err(invalid(format!("{source} is not UTF-8")));
@@ -95,7 +94,7 @@ impl Secret {
             )));
         }
 
-        // A text of one byte more is too long.
+        // One byte beyond the limit is enough to see that the text is too long.
         let mut text = String::new();
         file.take(SECRET_BYTES_MAX as u64 + 1).read_to_string(&mut text).map_err(failed)?;
         if text.len() > SECRET_BYTES_MAX {
@@ -108,7 +107,6 @@ impl Secret {
     /// Computes the HMAC of `parts` with the secret as key, which proves knowledge of the secret.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> HMAC {
         let mut mac = HMAC::new(self.0.as_bytes());
-
         for part in parts {
             // With the lengths, other parts that are equal when joined have another HMAC.
             mac.update((part.len() as u64).to_le_bytes());
@@ -126,7 +124,6 @@ impl fmt::Debug for Secret {
 
 pub(super) fn random_bytes() -> Result<[u8; 32], Error> {
     let mut bytes = [0; 32];
-
     // The kernel fills up to 256 bytes at once, but may wait for them soon after the boot.
     retry_on_intr(|| getrandom(&mut bytes, GetRandomFlags::empty())).map_err(|error| {
         Error::new(ErrorKind::Other, format!("cannot get random bytes from the system: {error}"))

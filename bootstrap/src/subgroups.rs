@@ -88,10 +88,10 @@ impl Subgroup {
         if own.is_some_and(|own| !self.state.is_live(Rank::at(own))) {
             self.unopened.remove(&from);
         }
-
         if self.unopened.is_empty() {
             self.early = Vec::new();
         }
+
         replies
     }
 
@@ -217,6 +217,7 @@ impl HubGroups {
             let how = "it opened a group of other ranks than the rank that leads the group".into();
             return self.apply_to_first(wrong, Event::Lost { how });
         }
+
         if !group.unopened.remove(&from) {
             let how = "it opened a group twice".to_owned();
             return self.apply_to_first(from, Event::Lost { how });
@@ -236,19 +237,17 @@ impl HubGroups {
 
     /// Creates a subgroup that the rank `from` is the first to open, and returns the replies.
     fn create(&mut self, id: SubgroupId, from: Rank, ranks: Vec<Rank>) -> Vec<Outgoing> {
-        let meter = |rank: &Rank| self.first.meter(*rank).clone();
-        let state = HubState::of_subgroup(ranks.iter().map(meter).collect());
-
-        // Each rank is in `ranks` and at first in `unopened`.
+        // Each rank has a place in `ranks`, and at most one in `unopened`.
         let bytes = KEPT_BYTES + HubState::bytes(ranks.len()) + ranks.len() * 2 * size_of::<Rank>();
         let charge = self.first.meter(from).charge(bytes);
 
         let others = ranks.iter().copied().filter(|rank| *rank != from);
         let (unopened, lost): (BTreeSet<_>, BTreeSet<_>) =
             others.partition(|rank| self.first.is_live(*rank));
+        let meters = ranks.iter().map(|rank| self.first.meter(*rank).clone()).collect();
         let group = Subgroup {
             ranks,
-            state,
+            state: HubState::of_subgroup(meters),
             opened_by: from,
             unopened,
             early: Vec::new(),
@@ -295,7 +294,6 @@ impl HubGroups {
             Event::Request(Request::GiveUp { how }) => Event::Lost { how },
             event => event,
         };
-
         let leaves = matches!(event, Event::Lost { .. } | Event::Request(Request::Leave));
 
         // A rank opens a group before it sends anything else to it, but can be gone before that.
@@ -468,7 +466,8 @@ impl Clients {
                     return None;
                 }
 
-                // The hub sends nothing to a rank that has not opened the group.
+                // If the side is not open, this rank has left the group, because the hub sends
+                // nothing before the rank has opened it.
                 let Some(Side::Open(client)) = subgroups.get(&id) else { return None };
                 Arc::clone(client)
             }
@@ -500,17 +499,17 @@ impl Clients {
         host: &str,
         relay: Option<Rank>,
     ) -> Result<SubgroupBootstrap, Error> {
-        let own = ranks.iter().position(|rank| *rank == self.first.rank()).ok_or_else(|| {
+        let index = ranks.iter().position(|rank| *rank == self.first.rank()).ok_or_else(|| {
             let text = format!("subgroup: rank {} is not one of its ranks", self.first.rank());
             Error::new(ErrorKind::InvalidArgument, text)
         })?;
 
         let id = SubgroupId { leader: ranks[0].0, number };
         let hub = relay.and_then(|relay| ranks.iter().position(|rank| *rank == relay));
-        let own = Rank::at(own);
+        let own = Rank::at(index);
         let client = Arc::new(self.first.of_subgroup(own, ranks.len(), hub.map(Rank::at)));
 
-        // The answers of the hub to this request can come at once.
+        // The answers of the hub to the request can come at once, so the client is inserted first.
         self.subgroups().insert(id, Side::Open(Arc::clone(&client)));
         let numbers = ranks.iter().map(|rank| rank.0).collect();
         self.send(Some(id), Request::Open { ranks: numbers });
@@ -553,7 +552,8 @@ impl SubgroupBootstrap {
 }
 
 // SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged to
-// the ranks of this group.
+// the ranks of this group. The client never changes its `rank` and `ranks`, which are those of the
+// agreed members.
 unsafe impl Bootstrap for SubgroupBootstrap {
     fn rank(&self) -> Rank {
         self.client.rank()

@@ -54,8 +54,8 @@ impl Hub {
             self.fail_start(rank, error.to_string());
         }
 
-        // These errors can come before the other ranks have connected. After a timeout, the missing
-        // ranks have had their time.
+        // These errors can come before the other ranks have connected. If the start has timed out,
+        // the missing ranks have had their time.
         let kinds = [ErrorKind::OutOfMemory, ErrorKind::Aborted, ErrorKind::PeerLost];
         if kinds.contains(&error.kind()) {
             let all_told = |state: &mut State| {
@@ -76,13 +76,15 @@ pub(super) fn accept(
     shared: &Arc<Shared>,
 ) {
     loop {
-        // Without a free descriptor, `accept` fails at once even if no process connects.
+        // Without a free descriptor, `accept` fails at once even if no process connects, so `poll`
+        // waits for a connection.
         let mut polled = [PollFd::new(&**listener, PollFlags::IN)];
         if poll(&mut polled, None).is_err() {
             thread::sleep(ACCEPT_PAUSE);
         }
 
-        // The shutdown of the socket that ends the wait comes after `closing` is set.
+        // `closing` is set before the shutdown that ends the wait. It is checked after `accept`, so
+        // that a connection to a hub that closes is dropped.
         let accepted = listener.accept();
         if shared.state.lock().closing {
             return;
@@ -98,8 +100,8 @@ pub(super) fn accept(
             Err(error) => SystemError::of_io("cannot accept the connection of a rank", &error),
         };
 
-        // Connections in the handshake soon release their descriptors, so a later attempt can
-        // succeed.
+        // A later attempt can succeed, because errors other than a limit may not last, and
+        // connections in the handshake soon release their descriptors.
         if !error.is_exhausted() || shared.awaits_handshake() {
             thread::sleep(ACCEPT_PAUSE);
             continue;
@@ -113,7 +115,6 @@ pub(super) fn accept(
             }
             Err(_) => thread::sleep(ACCEPT_PAUSE),
         }
-
         spare.take_back();
     }
 }
@@ -133,7 +134,6 @@ impl Shared {
         let number = self.begin(&stream);
         let server = Arc::clone(self);
         let served = Arc::clone(&stream);
-
         let thread = limits::spawn("peerlane-hub-read", move || {
             serve(&server, served, origin, number, None)
         });

@@ -47,10 +47,10 @@ fn connect_to(address: SocketAddr, deadline: Deadline) -> io::Result<Stream> {
                 let mut connected = [PollFd::new(&**stream, PollFlags::OUT)];
                 Ok(poll(&mut connected, limit.as_ref())?)
             })?;
-
             if writable == 0 {
                 return Err(io::ErrorKind::TimedOut.into());
             }
+
             if let Some(error) = stream.take_error()? {
                 return Err(error);
             }

@@ -41,12 +41,13 @@ impl Formation {
     ///
     /// A later connection of a rank replaces an earlier one, which the rank has given up.
     pub(super) fn arrive(&mut self, hello: &Hello, number: u64) -> Result<(), Refusal> {
-        let rank = Rank(hello.rank);
         if hello.shrinks != Some(self.group) || hello.ranks as usize != self.ranks {
             return Err(Refusal::OtherGroup);
         }
-        if self.members.is_some() || self.remaining.iter().all(|(remaining, _)| *remaining != rank)
-        {
+
+        let rank = Rank(hello.rank);
+        let may_join = self.remaining.iter().any(|(remaining, _)| *remaining == rank);
+        if self.members.is_some() || !may_join {
             return Err(Refusal::ShrunkWithout { rank: rank.0 });
         }
 
@@ -100,19 +101,22 @@ impl Probes {
         if self.hosts_down.contains(&address.ip()) {
             return true;
         }
-        // An open connection shows that the process still runs.
+
+        // The kernel closes the connections of a process that ends, so a rank with an open one
+        // counts as running.
         if self.connections.get(&rank).is_some_and(is_open) {
             return false;
         }
 
-        // The process has ended, or the rank had too many connections and closed this one.
+        // A connection that has closed proves nothing: the rank closes those that are too many or
+        // have waited too long. So the rank is asked anew.
         self.connections.remove(&rank);
-
         // A timeout of zero would be an error.
         let timeout = (deadline.remaining() / 8).max(Duration::from_millis(1));
-        let connected = TcpStream::connect_timeout(&address, timeout);
+        let connected = TcpStream::connect_timeout(&address, timeout)
+            .and_then(|stream| stream.set_nonblocking(true).map(|()| stream));
 
-        match connected.and_then(|stream| stream.set_nonblocking(true).map(|()| stream)) {
+        match connected {
             // TCP can connect a port of this host to itself if no process listens at it.
             Ok(stream) if stream.local_addr().is_ok_and(|own| own == address) => true,
             Ok(stream) => {
@@ -125,7 +129,8 @@ impl Probes {
                     self.hosts_down.insert(address.ip());
                     true
                 }
-                // The fault is on this side, such as a lack of descriptors.
+                // Other errors prove nothing, because this side can be at fault, for example if
+                // descriptors have run out.
                 _ => false,
             },
         }

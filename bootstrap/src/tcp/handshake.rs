@@ -138,7 +138,7 @@ impl fmt::Display for Refusal {
                      set a different RANK in every process, and a different port for every job"
                 )
             }
-            // The text of the cause contains the rank that is to blame.
+            // The text of the cause names ranks itself, so `peer` is left out.
             Self::Ended { cause, .. } => write!(f, "the group has already ended: {cause}"),
             Self::Exhausted { how, runs_hub } => match runs_hub {
                 Some(rank) => write!(f, "rank {rank} runs the hub, which failed: {how}"),
@@ -280,7 +280,6 @@ pub(super) fn read_preamble(stream: &mut impl Read) -> Result<(), PreambleError>
     }
 
     let version = bytes[MAGIC.len()..].try_into().expect("four bytes are left");
-
     match u32::from_le_bytes(version) {
         VERSION => Ok(()),
         other => Err(PreambleError::Version(other)),

@@ -179,6 +179,7 @@ impl HubOptions {
     /// holds the port.
     pub(super) fn bind_once(self, address: &str, ranks: usize) -> Result<Hub, Error> {
         check_ranks(ranks)?;
+
         let parsed = Address::parse(HUB_ADDRESS, address)?;
         let is_open = self.secret.is_some() || self.allow_unauthenticated;
         if !is_open && !parsed.is_loopback() {
@@ -195,10 +196,10 @@ impl HubOptions {
 
         let shared = self.share(bound, random_bytes()?, ranks, None);
         let listener = Arc::new(Uninherited::new(listener));
+
         let server = Arc::clone(&shared);
         let accepting = Arc::clone(&listener);
         let spare = SpareDescriptor::reserve()?;
-
         let acceptor = limits::spawn("peerlane-hub", move || accept(&accepting, spare, &server))?;
         Ok(Hub { shared, source: Source::Own { listener, acceptor: Some(acceptor) } })
     }
@@ -321,10 +322,10 @@ impl Hub {
     /// this host.
     pub(super) fn check_address(&self, address: &str) {
         let Ok(parsed) = Address::parse(HUB_ADDRESS, address) else { return };
+
         let address = address.to_owned();
         let shared = Arc::clone(&self.shared);
-
-        // Without the check, an error has a hint less.
+        // Without the thread, an error only lacks a hint.
         let _ = limits::spawn("peerlane-resolve", move || {
             if let Some(doubt) = doubt_own(&parsed) {
                 let how = format!("the address of rank 0 is {address} (MASTER_ADDR), but {doubt}");
@@ -368,10 +369,9 @@ impl Hub {
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        let state = &self.shared.state;
+        // The threads of the hub do not exist in a forked child, and any of them may have held the
+        // lock.
         if self.shared.generation.is_past() {
-            // The threads of the hub do not exist in a forked child, and any of them may have held
-            // the lock.
             return;
         }
 
@@ -380,8 +380,10 @@ impl Drop for Hub {
             listener.close_hub(&self.shared);
         }
 
-        // Every rank receives a pending end of the group before its connection closes. No message
-        // tells that a rank is stopped.
+        // The connections close once the ranks have received a pending end of the group, or after
+        // a timeout. A rank that is stopped causes no event, so the loop looks again after each
+        // pause.
+        let state = &self.shared.state;
         let latest = Deadline::after(ACKNOWLEDGE_TIMEOUT);
         let is_told = |state: &mut State| (!state.hub.awaits_any_acknowledgement()).then_some(());
         while !latest.has_passed() && state.wait(Deadline::after(STOPPED_PAUSE), is_told).is_none()
@@ -407,9 +409,9 @@ impl Drop for Hub {
         drop(outboxes);
 
         let Source::Own { listener, acceptor } = &mut self.source else { return };
-
-        // This ends the wait for connections, also in a child that has a copy of the socket.
+        // This ends the wait for connections even if a forked child has a copy of the socket.
         let is_woken = rustix::net::shutdown(&***listener, rustix::net::Shutdown::Both).is_ok();
+        // The join would wait for ever for a thread that was not woken.
         if let (true, Some(acceptor)) = (is_woken, acceptor.take()) {
             let _ = acceptor.join();
         }
@@ -476,7 +478,8 @@ impl Shared {
                 return if hello.shrinks.is_some() { Err(Refusal::OtherGroup) } else { Ok(()) };
             };
 
-            // From now on, it is none of the connections that are closed if there are too many.
+            // From now on, the connection is not closed if there are too many. A rank whose
+            // connection was closed before connects again.
             state.pending.remove(&number).ok_or(Refusal::Closing)?;
             formation.arrive(hello, number)
         })?;
@@ -486,7 +489,6 @@ impl Shared {
             let has_ended = state.hub.first().end_cause().is_some();
             (state.closing || is_formed || has_ended).then_some(())
         };
-
         // The group is formed at the latest when the deadline of its hub passes. `State::seat` then
         // decides, whatever has ended the wait.
         let _ = self.state.wait(Deadline::after(Deadline::TIMEOUT_MAX), formed);
@@ -558,12 +560,14 @@ impl Shared {
 
             // The rank expects this answer before any reply, so it is queued before the rank joins.
             outbox.sender().send(encode_frame(&seal(&reply)));
+
             let rank = match reply {
                 HelloReply::Welcome { rank, .. } => Rank(rank),
                 HelloReply::Refused(refusal) => return Err((refusal, outbox)),
             };
 
-            // The connection no longer counts among those that are closed if there are too many.
+            // The rank has joined. Its connection is no longer one that is closed if there are too
+            // many, and its job is that of the group if none was known.
             state.pending.remove(&number);
             state.job.get_or_insert(hello.job);
             let connection = Connection { number, origin, host: hello.host, outbox: Some(outbox) };
@@ -644,7 +648,8 @@ impl Shared {
         self.state.change(|state| {
             for group in ended {
                 let replies = state.hub.stop_waiting(*group);
-                // A rank that does not read cannot receive it.
+                // A rank whose queue is full misses the replies. It counts as lost only when an
+                // event has more replies for it.
                 state.send(&replies);
             }
         });
@@ -663,11 +668,11 @@ impl State {
             return;
         }
 
-        // In the new group, the rank that runs the hub has another number, which is known when it
-        // joins.
+        // In the new group, the rank that runs the hub can have another number, which is known when
+        // it joins.
         self.run_by = None;
-        let ranks = formation.formed_ranks().unwrap_or_default();
 
+        let ranks = formation.formed_ranks().unwrap_or_default();
         self.hub = HubGroups::new(ranks);
         self.connections = (0..ranks).map(|_| None).collect();
     }
@@ -698,25 +703,26 @@ impl State {
     /// Returns the number of the rank of `hello` and the size of its group, or why the rank cannot
     /// join.
     fn seat(&self, hello: &Hello, number: u64, hub_ranks: usize) -> Result<(Rank, u32), Refusal> {
-        let Hello { rank, ranks, ref host, .. } = *hello;
+        let Hello { rank, ranks, .. } = *hello;
         if let Some(formation) = &self.formation {
             if self.closing {
                 return Err(Refusal::Closing);
             }
+
             if let Some(cause) = self.hub.first().end_cause() {
                 return Err(Refusal::Ended { cause: cause.to_string(), peer: cause.peer() });
             }
 
-            let ranks = formation.formed_ranks().unwrap_or_default();
-            let ranks = u32::try_from(ranks).expect("not more than before");
-            return Ok((formation.member(rank, number)?, ranks));
+            let formed_ranks = formation.formed_ranks().unwrap_or_default();
+            let formed_ranks = u32::try_from(formed_ranks).expect("not more than before");
+            return Ok((formation.member(rank, number)?, formed_ranks));
         }
 
-        // The next group can be one of another job and of another size.
+        // Checked before job and size, which can be different for the next group.
         let first = self.hub.first();
         let is_ending = first.live().count() < hub_ranks || first.end_cause().is_some();
         if is_ending && (first.is_formed() || self.has_left(rank)) {
-            // The names of all ranks of a large job would not fit into the answer.
+            // The numbers of all ranks of a large job would not fit into the answer.
             let live = first.live().map(|rank| rank.0).take(NAMED_RANKS_MAX);
             return Err(Refusal::Earlier { live: live.collect() });
         }
@@ -733,15 +739,17 @@ impl State {
             let hub_ranks = u32::try_from(hub_ranks).expect("checked when the hub was bound");
             return Err(Refusal::Ranks { rank, ranks, hub_ranks });
         }
+
         if rank >= ranks {
             return Err(Refusal::OutOfRange { rank, ranks });
         }
 
         if let Some(connection) = &self.connections[Rank(rank).index()] {
             let origin = connection.origin.to_string();
-            let same_host = connection.host == *host;
+            let same_host = connection.host == hello.host;
             return Err(Refusal::Taken { rank, origin, same_host });
         }
+
         if let Some(cause) = first.end_cause() {
             return Err(Refusal::Ended { cause: cause.to_string(), peer: cause.peer() });
         }
@@ -764,25 +772,25 @@ impl State {
         let mut gone = Vec::new();
         while let Some((rank, event)) = events.pop_front() {
             let replies = self.hub.apply(rank, event);
-            let ended: Vec<_> = replies
-                .iter()
-                .filter(|out| matches!(out.reply.message, Reply::Ended(_)))
-                .map(|out| out.reply.subgroup)
-                .collect();
-            let has_ended = ended.contains(&None);
-            self.ended.extend(ended);
-
             // A rank that does not read is lost, which is an event with replies of its own.
             for (reader, how) in self.send(&replies) {
                 events.push_back((reader, Addressed::to_all(Event::Lost { how })));
             }
 
-            // Another rank than that of the event can be lost by it, if the group ends.
-            let lost =
-                if has_ended { Rank::all(self.connections.len()).collect() } else { vec![rank] };
+            let ended: Vec<_> = replies
+                .iter()
+                .filter(|out| matches!(out.reply.message, Reply::Ended(_)))
+                .map(|out| out.reply.subgroup)
+                .collect();
+            self.ended.extend(ended.iter().copied());
 
-            for rank in lost.into_iter().filter(|rank| !self.hub.first().is_live(*rank)) {
-                let connection = self.connections[rank.index()].as_mut();
+            // If the first group ends, the event may have lost another rank than its own.
+            let affected = match ended.contains(&None) {
+                true => Rank::all(self.connections.len()).collect(),
+                false => vec![rank],
+            };
+            for lost in affected.into_iter().filter(|rank| !self.hub.first().is_live(*rank)) {
+                let connection = self.connections[lost.index()].as_mut();
                 gone.extend(connection.and_then(|connection| connection.outbox.take()));
             }
         }
@@ -811,16 +819,15 @@ impl State {
 
         // A frame is encoded once, however many ranks receive it.
         let mut frames = Vec::new();
-        let mut result_bytes = 0;
         for Outgoing { to, reply, charge } in replies {
             let frame = encode_frame(reply).charged_to(charge.as_ref());
             let is_result = matches!(reply.message, Reply::Contributions { .. });
-            if is_result {
-                result_bytes += frame.kept_bytes();
-            }
             frames.push((to, is_result, frame));
         }
 
+        // The limit of a queue grows by all results that are sent together.
+        let results = frames.iter().filter(|(_, is_result, _)| *is_result);
+        let result_bytes = results.map(|(_, _, frame)| frame.kept_bytes()).sum();
         for (to, is_result, frame) in &frames {
             for sender in to.iter().filter(|rank| !full.contains_key(rank)).filter_map(outbox) {
                 if *is_result {

@@ -97,8 +97,8 @@ impl RankListener {
             if has_threads {
                 has_threads = hub.take(stream, origin);
             } else {
-                // Each refusal could take seconds of this call. Ranks connect again, and are
-                // refused by the thread that accepts.
+                // Without threads, each refusal could take seconds of this call. The ranks connect
+                // again, and the thread that accepts then passes them to the hub.
                 let _ = stream.shutdown(Shutdown::Both);
             }
         }
@@ -121,11 +121,11 @@ impl Drop for RankListener {
             return;
         }
 
+        // Set first, because the thread checks it when it wakes.
         self.shared.state().closing = true;
-        // This ends the wait for connections, also in a child that has a copy of the socket.
+        // This ends the wait for connections even if a forked child has a copy of the socket.
         let is_woken =
             rustix::net::shutdown(&*self.shared.listener, rustix::net::Shutdown::Both).is_ok();
-
         // The join would wait for ever for a thread that was not woken.
         if let (true, Some(acceptor)) = (is_woken, self.acceptor.take()) {
             let _ = acceptor.join();
@@ -152,7 +152,8 @@ impl Shared {
                 Ok((stream, origin)) => {
                     self.take(Stream::new(Uninherited::new(stream)), canonical(origin));
                 }
-                // The connection was closed in the meantime, or a signal came.
+                // The wait has ended without a connection, the connection was closed in the
+                // meantime, or a signal came.
                 Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => {}
                 Err(_) => thread::sleep(ACCEPT_PAUSE),
             }
@@ -163,7 +164,7 @@ impl Shared {
     ///
     /// It returns early when the oldest connection has waited too long.
     fn wait(&self) {
-        let oldest = {
+        let time_left = {
             let mut state = self.state();
             while state.waiting.front().is_some_and(|oldest| oldest.deadline.has_passed()) {
                 state.waiting.pop_front();
@@ -171,7 +172,7 @@ impl Shared {
             state.waiting.front().map(|oldest| oldest.deadline.remaining())
         };
 
-        let limit = oldest.and_then(|oldest| Timespec::try_from(oldest).ok());
+        let limit = time_left.and_then(|left| Timespec::try_from(left).ok());
         let mut polled = [PollFd::new(&*self.listener, PollFlags::IN)];
         match poll(&mut polled, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -189,11 +190,11 @@ impl Shared {
             return;
         }
 
+        // If there are too many, the oldest makes room. It is closed without the lock.
         let oldest = match state.waiting.len() >= self.ranks + STRANGERS_MAX {
             true => state.waiting.pop_front(),
             false => None,
         };
-
         let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
         state.waiting.push_back(Waiting { stream, origin, deadline });
         drop(state);

@@ -165,13 +165,13 @@ impl TcpBootstrap {
     pub fn join_with_hub(hub: Hub, deadline: Deadline) -> Result<Self, Error> {
         hub.set_run_by(Rank(0));
 
-        let address = hub.address_here().to_string();
-        let ranks = hub.ranks();
         let job = hub.job();
         let secret = hub.secret();
         let allow_unauthenticated = hub.allows_unauthenticated();
         let membership = Membership { job, secret, allow_unauthenticated };
 
+        let address = hub.address_here().to_string();
+        let ranks = hub.ranks();
         Self::connect(address, Some(hub), Rank(0), ranks, membership, deadline)
     }
 
@@ -187,13 +187,12 @@ impl TcpBootstrap {
         deadline: Deadline,
     ) -> Result<Self, Error> {
         check_ranks(ranks)?;
+
         let hello = membership.hello(rank, ranks, hub.is_some(), None);
         let hub = hub.map(Arc::new);
-
-        let joined = reach_hub(&address, hello, &membership, deadline)
+        let started = reach_hub(&address, hello, &membership, deadline)
             .and_then(|joined| Self::start(address, hub.clone(), joined, membership, deadline));
-
-        joined.map_err(|error| end_start(hub.as_ref(), rank, error))
+        started.map_err(|error| end_start(hub.as_ref(), rank, error))
     }
 
     /// Starts the threads of a connection that the hub has accepted, and waits until every rank has
@@ -206,8 +205,6 @@ impl TcpBootstrap {
         deadline: Deadline,
     ) -> Result<Self, Error> {
         let Joined { stream, listener, group, rank, ranks, process } = joined;
-        let hub_process = process.as_ref().and_then(ProcessId::find);
-        let client = Arc::new(Client::of_hub(rank, ranks, process));
 
         // The hub counts this rank as joined, so it is told why a thread cannot start.
         let told = Arc::clone(&stream);
@@ -217,9 +214,12 @@ impl TcpBootstrap {
             .transpose()
             .inspect_err(tell)?
             .map(Arc::new);
+
+        let hub_process = process.as_ref().and_then(ProcessId::find);
+        let client = Arc::new(Client::of_hub(rank, ranks, process));
         let (clients, outbox) = open_connection(stream, hub_process, client, &address, tell)?;
 
-        let joined = Self {
+        let bootstrap = Self {
             clients,
             host: host_id(),
             address,
@@ -229,9 +229,10 @@ impl TcpBootstrap {
             held: Mutex::new(Some(Held { outbox, hub, listener })),
         };
 
-        let hub_runs = || joined.relay_process() == ProcessState::Running;
-        joined.client().wait_started(deadline, || joined.start_timed_out(deadline), hub_runs)?;
-        Ok(joined)
+        let hub_runs = || bootstrap.relay_process() == ProcessState::Running;
+        let time_out = || bootstrap.start_timed_out(deadline);
+        bootstrap.client().wait_started(deadline, time_out, hub_runs)?;
+        Ok(bootstrap)
     }
 
     /// Joins the smaller group of a shrink through the hub of `candidate`, or returns `None` if
@@ -251,22 +252,23 @@ impl TcpBootstrap {
 
         let name = format!("{address} (rank {candidate})");
         let hub = hub.map(Arc::new);
-
         let reason = loop {
             match attempt(&name, &[address], &hello, membership, deadline) {
                 Ok(joined) => {
-                    // From here on, this rank has its number in the smaller group.
-                    let rank = joined.rank;
-                    let membership = membership.clone();
-                    let started = Self::start(name, hub.clone(), joined, membership, deadline);
-                    return started.map(Some).map_err(|error| end_start(hub.as_ref(), rank, error));
+                    // The hub now knows this rank by its number in the smaller group.
+                    let new_rank = joined.rank;
+                    let started =
+                        Self::start(name, hub.clone(), joined, membership.clone(), deadline);
+                    return started
+                        .map(Some)
+                        .map_err(|error| end_start(hub.as_ref(), new_rank, error));
                 }
                 Err(JoinError::Gone(_)) => return Ok(None),
                 Err(JoinError::Fatal(error)) => {
                     return Err(end_start(hub.as_ref(), rank, error));
                 }
-                // A rank that has too many connections closes the oldest. If its process has ended,
-                // the next attempt is refused.
+                // The candidate closes connections that are too many or have waited too long. If
+                // its process has ended, the next attempt is refused.
                 Err(JoinError::Closed(_)) if !deadline.has_passed() => {
                     thread::sleep(PAUSE_MIN);
                     hello.nonce = random_bytes()?;
@@ -343,7 +345,8 @@ impl TcpBootstrap {
     }
 }
 
-// SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged.
+// SAFETY: every exchange has a sequence number, and its contributions are passed on unchanged. The
+// client never changes the `rank` and `ranks` that the hub has assigned.
 unsafe impl Bootstrap for TcpBootstrap {
     fn rank(&self) -> Rank {
         self.client().rank()
@@ -409,16 +412,17 @@ unsafe impl Bootstrap for TcpBootstrap {
     }
 
     fn disconnect(&self) {
-        // The lock may be held for ever in a forked child, and nothing of it is the child's.
+        // The lock may be held for ever in a forked child, and nothing in `held` is the child's.
         if self.generation.is_past() {
             return;
         }
 
         // The end of the connection is intended here, so the listener is not told of it.
         self.client().stop_notifications();
-        let Some(Held { outbox, hub, listener }) = self.held().take() else { return };
 
-        // Writes what is queued, for example an abort, and closes the connection.
+        let Some(Held { outbox, hub, listener }) = self.held().take() else { return };
+        // Dropping the outbox writes what is queued, for example an abort, and closes the
+        // connection.
         drop((outbox, listener));
 
         // The hub closes when it is dropped. It must first read what this rank has sent, so that
@@ -554,7 +558,6 @@ fn open_connection(
     tell: impl Fn(&SystemError) + Copy,
 ) -> Result<(Arc<Clients>, Option<Outbox>), SystemError> {
     let outbox = Outbox::open(&stream).inspect_err(tell)?;
-
     let full = Arc::new(OnceLock::new());
     let requests = Requests {
         sender: outbox.sender().clone(),
@@ -618,7 +621,6 @@ fn tell_failure(mut stream: &TcpStream, rank: Rank, error: &SystemError) {
 fn read_replies(stream: PeerReader, clients: &Clients, address: &str, full: &OnceLock<String>) {
     let mut reader = BufReader::new(stream);
     let closed = || format!("the hub at {address} closed its connection");
-
     let how = loop {
         match read_frame::<Addressed<Reply>>(&mut reader, REPLY_BYTES_MAX) {
             Ok(Some(reply)) => {
@@ -753,7 +755,6 @@ fn attempt(
     membership: &Membership,
     deadline: Deadline,
 ) -> Result<Joined, JoinError> {
-    let secret = membership.secret.as_ref();
     let stream = connect(resolved, deadline).map_err(retry)?;
     keep_alive(&stream, stream.peer_addr().map_err(retry)?.ip());
 
@@ -769,11 +770,12 @@ fn attempt(
     read_preamble(&mut reader).map_err(|error| no_hub(address, error))?;
     let nonce: Nonce = read_answer(&mut reader)?;
 
+    let secret = membership.secret.as_ref();
     let request = Sealed::new(secret, Side::Rank, &[&nonce], hello);
     (&mut &**stream).write_all(encode_frame(&request).bytes()).map_err(retry)?;
     let reply: Sealed = read_answer(&mut reader)?;
-    let opened = reply.open::<HelloReply>(secret, Side::Hub, &[&nonce, &request.message.0]);
 
+    let opened = reply.open::<HelloReply>(secret, Side::Hub, &[&nonce, &request.message.0]);
     let (group, rank, ranks, process) = match opened {
         Ok(HelloReply::Welcome { group, rank, ranks, process }) if rank < ranks => {
             (group, Rank(rank), ranks as usize, process)
@@ -849,7 +851,7 @@ fn resolve(address: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, JoinErr
 fn no_hub(address: &str, error: PreambleError) -> JoinError {
     let text = match error {
         // A process that is silent or closes the connection may be starting or ending, so another
-        // attempt can succeed. Bytes of another protocol are final.
+        // attempt can succeed. Bytes of another protocol or version are final.
         PreambleError::Io(error) if is_timeout(&error) => return JoinError::Retry(SILENT.into()),
         PreambleError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             return JoinError::Closed("a process accepted the connection and closed it".into());
@@ -874,7 +876,7 @@ fn no_hub(address: &str, error: PreambleError) -> JoinError {
 fn refused(address: &str, hello: &Hello, refusal: &Refusal) -> JoinError {
     match refusal {
         Refusal::Closing => return JoinError::Gone(CLOSED.into()),
-        // The seat is that of a rank that leaves, so the next group of this job opens its hub soon.
+        // An earlier group is ending, so the hub of the next one opens soon.
         Refusal::Earlier { .. } => return JoinError::Gone(refusal.to_string()),
         // The hub that this rank looks for is gone, and its port has a new user.
         Refusal::OtherGroup if hello.shrinks.is_some() => {
@@ -889,14 +891,13 @@ fn refused(address: &str, hello: &Hello, refusal: &Refusal) -> JoinError {
         }
         _ => ErrorKind::Mismatch,
     };
-    let error = Error::new(kind, format!("the hub at {address} rejected this rank: {refusal}"));
-
     let peer = match refusal {
         Refusal::Taken { rank, .. } => Some(*rank),
         Refusal::Ended { peer, .. } | Refusal::Exhausted { runs_hub: peer, .. } => *peer,
         _ => None,
     };
 
+    let error = Error::new(kind, format!("the hub at {address} rejected this rank: {refusal}"));
     JoinError::Fatal(with_peer(error, peer.map(Rank)))
 }
 

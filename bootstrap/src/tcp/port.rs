@@ -19,7 +19,6 @@ pub(super) fn holders(port: u16) -> Vec<String> {
 
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-
     pids.filter(|pid| holds(*pid, &sockets)).map(named).collect()
 }
 
@@ -54,7 +53,6 @@ fn listening_inode(line: &str, port: u16) -> Option<String> {
     // The number of the state LISTEN is 10.
     let listens = state == "0A";
     let is_at_port = u16::from_str_radix(local_port, 16) == Ok(port);
-
     (listens && is_at_port).then(|| inode.to_owned())
 }
 

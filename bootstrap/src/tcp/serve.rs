@@ -136,7 +136,6 @@ fn handshake(
         Rejection { reason, rank: None, answer }
     })?;
 
-    // Only a connection that has proved that it belongs to the job may end the start.
     let rank = Rank(hello.rank);
     let refused = |error: &SystemError| {
         let reason = error.to_string();
@@ -146,6 +145,8 @@ fn handshake(
         Rejection { reason, rank: Some(rank), answer }
     };
 
+    // Only now, because a connection that has not proved that it belongs to the job must not end
+    // the start.
     if let Some(error) = exhausted {
         shared.fail(error);
         return Err(refused(error));
@@ -153,6 +154,7 @@ fn handshake(
 
     stream.set_read_timeout(None).map_err(failed)?;
     keep_alive(stream, origin.ip());
+
     let outbox = Outbox::open(connection).map_err(|error| {
         shared.fail(&error);
         refused(&error)
@@ -219,9 +221,8 @@ fn foreign_text(ranks: usize) -> Vec<u8> {
 /// A close with unread bytes would discard the answer.
 fn reject(mut stream: &TcpStream, text: &[u8]) {
     let sent = stream.write_all(text).and_then(|()| stream.shutdown(Shutdown::Write));
-
-    let reader = DeadlineReader { stream, deadline: Deadline::after(REJECT_TIMEOUT) };
     if sent.is_ok() {
+        let reader = DeadlineReader { stream, deadline: Deadline::after(REJECT_TIMEOUT) };
         let _ = io::copy(&mut reader.take(REJECT_BYTES), &mut io::sink());
     }
 }

@@ -115,11 +115,11 @@ pub(super) fn read_frame<T: DeserializeOwned>(
     if header.is_empty() {
         return Ok(None);
     }
+
     let length = header.try_into().map_err(|short: Vec<u8>| FrameError::Truncated {
         bytes: short.len(),
         expected: LENGTH_BYTES,
     })?;
-
     let bytes = u32::from_le_bytes(length);
     if bytes > bytes_max {
         return Err(FrameError::TooLong { bytes, bytes_max });
@@ -141,14 +141,13 @@ pub(super) fn read_frame<T: DeserializeOwned>(
 fn take(stream: &mut impl Read, bytes: usize) -> Result<Vec<u8>, FrameError> {
     let mut taken = Vec::new();
     while taken.len() < bytes {
-        // The memory at most doubles with each part, so a peer that announces much and sends little
-        // takes little. The exact reservation never exceeds `bytes`.
+        // The memory begins small and at most doubles with each part, so a peer that announces much
+        // and sends little costs little memory. All parts together never exceed `bytes`.
         let part = taken.len().max(PART_BYTES).min(bytes - taken.len());
         taken.reserve_exact(part);
 
         let begin = taken.len();
         stream.take(part as u64).read_to_end(&mut taken).map_err(FrameError::Io)?;
-
         if taken.len() - begin < part {
             break;
         }
@@ -161,7 +160,7 @@ impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "{error}"),
-            // The rest of such a frame is not read.
+            // The rest of such a frame is not read, so the text speaks of the header only.
             Self::TooLong { bytes, bytes_max } => {
                 write!(
                     f,
@@ -239,15 +238,15 @@ const OUTBOX_BYTES_MAX: usize = 16 << 20;
 impl Outbox {
     /// Creates an outbox for the connection, and starts the thread that writes its queued frames.
     pub(super) fn open(stream: &Stream) -> Result<Self, SystemError> {
-        let stream = Arc::clone(stream);
         // What the kernel has taken counts for nobody, so it must not be much.
-        sockopt::set_socket_send_buffer_size(&**stream, SEND_BUFFER_BYTES)
+        sockopt::set_socket_send_buffer_size(&***stream, SEND_BUFFER_BYTES)
             .map_err(|errno| SystemError::new("cannot set the size of a send buffer", errno))?;
 
         let (queue, queued) = channel();
         let closing = Arc::new(AtomicBool::new(false));
         let queued_bytes = Arc::new(AtomicUsize::new(0));
         let writer = {
+            let stream = Arc::clone(stream);
             let closing = Arc::clone(&closing);
             let queued_bytes = Arc::clone(&queued_bytes);
             limits::spawn("peerlane-tcp-write", move || {
@@ -258,7 +257,6 @@ impl Outbox {
         };
 
         let sender = FrameSender { queue, queued_bytes, result_bytes: Arc::default() };
-
         Ok(Self { sender, closing, writer: Some(writer), generation: Generation::now() })
     }
 
@@ -354,11 +352,12 @@ fn write(
         write_batch(stream, &batch, closing)?;
         let written = frames.drain(..).map(|frame| frame.kept_bytes()).sum();
         queued_bytes.fetch_sub(written, Ordering::Relaxed);
+
         if ended {
             break;
         }
 
-        // The last frame of a batch can be large, and its memory is not kept.
+        // The last frame of a batch can be large, so memory beyond the usual size is released.
         batch.clear();
         batch.shrink_to(BATCH_BYTES);
     }
@@ -375,12 +374,10 @@ fn write_batch(mut stream: &TcpStream, batch: &[u8], closing: &AtomicBool) -> io
             stream.set_write_timeout(Some(timeout))?;
             stream.write(rest)
         });
-
         match written {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => rest = &rest[written..],
-            // A peer can be stopped, for example in a debugger: wait until the connection is
-            // closed.
+            // A peer can be stopped, for example in a debugger, and read again later.
             Err(error) if is_timeout(&error) && !closing.load(Ordering::Relaxed) => {}
             Err(error) => return Err(error),
         }
@@ -406,13 +403,12 @@ impl PeerReader {
 
         let ends = [self.stream.as_fd(), process.as_fd()];
         let mut watched = ends.each_ref().map(|end| PollFd::new(end, PollFlags::IN));
-
         retry_on_intr(|| poll(&mut watched, None))?;
         if !watched[0].revents().is_empty() {
             return Ok(true);
         }
 
-        // What the process has sent may be on its way.
+        // The process has ended, but what it has sent last may still be on its way.
         let mut last = [PollFd::new(&**self.stream, PollFlags::IN)];
         let limit = Timespec { tv_sec: 0, tv_nsec: LAST_WORDS_MAX.subsec_nanos().into() };
         Ok(retry_on_intr(|| poll(&mut last, Some(&limit)))? > 0)
@@ -460,9 +456,11 @@ pub(super) fn keep_alive(stream: &TcpStream, peer: IpAddr) {
         return;
     }
 
-    // Every Linux has these options. Without them, the deadlines of calls find the host that is
-    // gone. The first probe comes after half of the time. It and the next four are a tenth apart,
-    // and the connection closes a tenth after the last.
+    // Errors are ignored: every Linux has these options, and without them the deadlines of calls
+    // notice a host that is gone.
+    //
+    // The first probe comes after half of the time. It and the next four are a tenth apart, and the
+    // connection closes a tenth after the last.
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, HOST_GONE / 2);
     let _ = sockopt::set_tcp_keepintvl(stream, HOST_GONE / 10);
