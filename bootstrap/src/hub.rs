@@ -169,6 +169,7 @@ const RUN_BYTES: usize = 16;
 
 impl HubState {
     pub fn new(ranks: usize) -> Self {
+        // The start has not begun: no rank has joined, contributed or failed.
         Self {
             members: vec![Membership::NotJoined; ranks],
             addresses: vec![None; ranks],

@@ -322,7 +322,9 @@ impl<'a> Compiler<'a> {
         // Only the flags of a reduction have words for contributions.
         let is_reduction = self.layout.collective().is_reduction();
         if matches!(flag, Flag::Contributed { .. }) && !is_reduction {
-            return Err(format!("the flag {flag} does not exist, expected one of no reduction"));
+            return Err(format!(
+                "the flag {flag} is one of a reduction, which the collective is not"
+            ));
         }
 
         let reader = layout::reader(flag);

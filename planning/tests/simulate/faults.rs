@@ -60,7 +60,7 @@ fn plans_with_faults_are_refused_by_place() {
     };
     insta::assert_snapshot!(of_rank_1_first(Step::Reduce { cell: missing, from: Rank(0) }), @"step 0 of lane 0 of rank 1: cell 1.5 does not exist, expected a chunk below 1");
     let cell = Cell { block: Rank(2), chunk: 0 };
-    insta::assert_snapshot!(of_rank_1_first(Step::Wait { flag: Flag::Contributed { cell, lane } }), @"step 0 of lane 0 of rank 1: the flag contributed 2.0 does not exist, expected one of no reduction");
+    insta::assert_snapshot!(of_rank_1_first(Step::Wait { flag: Flag::Contributed { cell, lane } }), @"step 0 of lane 0 of rank 1: the flag contributed 2.0 is one of a reduction, which the collective is not");
     insta::assert_snapshot!(of_rank_1(|plan| plan.lanes.push(plan.lanes[0].clone())), @"lanes of the plan of rank 1 is 2, expected 1");
     insta::assert_snapshot!(of_rank_1(|plan| plan.rank = Rank(2)), @"rank of the plan of rank 1 is 2, expected 1");
     insta::assert_snapshot!(of_rank_1(|plan| plan.chunks = 2), @"chunks of the plan of rank 1 is 2, expected 1");
