@@ -251,7 +251,8 @@ impl Client {
         ranks.filter_map(|rank| Some((rank, address(rank)?))).collect()
     }
 
-    /// Returns the other ranks that have not taken part in the current exchange.
+    /// Returns the other ranks whose contributions to this rank's oldest pending exchange are
+    /// missing.
     pub(super) fn missing(&self) -> Vec<Rank> {
         let missing = self.state.lock().missing();
         missing.into_iter().filter(|rank| *rank != self.rank).collect()
@@ -444,8 +445,8 @@ impl ClientState {
         self.exchanges.remove(&sequence);
     }
 
-    /// Returns the ranks that have not contributed to this rank's oldest exchange that has not
-    /// ended.
+    /// Returns the ranks whose contributions to this rank's oldest pending exchange are missing,
+    /// according to the hub's reports so far.
     pub fn missing(&self) -> Vec<Rank> {
         let begun = self.exchanges.range(..self.next_sequence).next();
         begun.into_iter().flat_map(|(_, exchange)| exchange.missing()).collect()

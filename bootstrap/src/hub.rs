@@ -62,8 +62,7 @@ pub struct HubState {
     members: Vec<Membership>,
     addresses: Vec<Option<SocketAddr>>,
     processes: Vec<Option<ProcessId>>,
-    /// The counters of the bytes that the hub stores because of each rank, in all groups of that
-    /// rank.
+    /// The counters of the bytes that each rank makes the hub store, in all groups of that rank.
     meters: Vec<Meter>,
     /// The exchanges that are not complete, the first of which has the number `completed`.
     exchanges: VecDeque<Exchange>,

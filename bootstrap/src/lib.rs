@@ -155,7 +155,8 @@ pub unsafe trait Bootstrap: Send + Sync {
     fn exchange(&self, label: &str, mine: &[u8], deadline: Deadline)
     -> Result<Vec<Vec<u8>>, Error>;
 
-    /// Returns the ranks that have not taken part yet in the current exchange of this rank.
+    /// Returns the ranks whose contributions to the current exchange of this rank are still
+    /// missing.
     ///
     /// There are none if this rank has no exchange.
     fn missing(&self) -> Vec<Rank>;

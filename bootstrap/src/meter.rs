@@ -1,4 +1,4 @@
-//! Counts the bytes of memory that the hub uses because of each rank.
+//! Counts the bytes of memory that each rank makes the hub use.
 //!
 //! Everything that is kept holds a [`Charge`] for as long as it lives: contributions to exchanges
 //! that are not complete, messages that not all ranks have read, and groups. So one number limits
@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts the bytes of memory that are used because of one rank.
+/// Counts the bytes of memory that are charged to one rank, such as those of its contributions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter(Arc<AtomicUsize>);
 

@@ -42,21 +42,23 @@ impl<M> Addressed<M> {
     }
 }
 
-/// The maximum number of bytes that the hub stores because of one rank, without
-/// [`KEPT_BYTES_PER_RANK`].
+/// The maximum number of bytes that one rank may make the hub store, before [`KEPT_BYTES_PER_RANK`]
+/// is added for each rank.
 ///
 /// A rank that makes the hub store more is lost.
 const KEPT_BYTES_MAX: usize = 16 << 20;
 
-/// The number of bytes by which the limit of each rank grows with each rank of the job.
+/// The number of bytes that each rank of the job adds to [`KEPT_BYTES_MAX`], the limit on what one
+/// rank may make the hub store.
 ///
-/// It grows because groups and exchanges have a row for each rank.
+/// The limit grows because groups and exchanges have a row for each rank.
 const KEPT_BYTES_PER_RANK: usize = 1 << 10;
 
 /// Stores the hub's states of a group and of all its subgroups.
 pub(crate) struct HubGroups {
     first: HubState,
-    /// The maximum number of bytes that the hub stores because of one rank.
+    /// The maximum number of bytes that one rank may make the hub store, for example in messages
+    /// that other ranks have not read.
     kept_bytes_max: usize,
     subgroups: BTreeMap<SubgroupId, Subgroup>,
 }

@@ -167,7 +167,7 @@ impl Collective {
         }
     }
 
-    /// Returns the ranks that receive blocks.
+    /// Returns the ranks that receive blocks, and therefore have outputs.
     const fn receivers(self) -> Side {
         match self {
             Self::AllGather
@@ -180,7 +180,7 @@ impl Collective {
         }
     }
 
-    /// Returns the ranks that provide blocks.
+    /// Returns the ranks that provide blocks for outputs, and therefore have inputs.
     const fn providers(self) -> Side {
         match self {
             Self::AllGather
@@ -193,12 +193,13 @@ impl Collective {
         }
     }
 
-    /// Returns whether `rank` provides a block.
+    /// Returns whether `rank` provides at least one block for an output, and therefore has an
+    /// input.
     pub fn is_provider(self, rank: Rank) -> bool {
         self.providers().contains(rank)
     }
 
-    /// Returns whether `rank` receives blocks, and therefore has an output.
+    /// Returns whether `rank` receives at least one block, and therefore has an output.
     pub fn is_receiver(self, rank: Rank) -> bool {
         self.receivers().contains(rank)
     }
@@ -239,12 +240,12 @@ impl Collective {
         }
     }
 
-    /// Returns the rank that provides all blocks, if there is one.
+    /// Returns the rank that provides all blocks, or `None` if every rank provides blocks.
     pub fn only_provider(self) -> Option<Rank> {
         self.providers().only()
     }
 
-    /// Returns the rank that receives all blocks, if there is one.
+    /// Returns the rank that receives all blocks, or `None` if every rank receives blocks.
     pub fn only_receiver(self) -> Option<Rank> {
         self.receivers().only()
     }

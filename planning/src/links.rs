@@ -115,7 +115,7 @@ impl Links {
         picoseconds(self.start_seconds).saturating_add(further)
     }
 
-    /// Returns the link from a rank to a peer of `tier`, or to itself if `to_self` is true.
+    /// Returns the link that a copy over `tier` uses, or [`own`](Self::own) if `to_self` is true.
     pub fn link_of_tier(&self, tier: Tier, to_self: bool) -> &Link {
         match tier {
             _ if to_self => &self.own,
@@ -449,7 +449,8 @@ pub struct Residual {
     pub outputs: u32,
     /// The order of signals, waits and copies in the measured operation.
     pub flags: FlagOrder,
-    /// Whether the measured operation reached other nodes over the network.
+    /// Whether a network connected the nodes, as a tier of its own; otherwise one fabric connected
+    /// all ranks.
     pub tiers: bool,
     /// The length of each block in bytes.
     pub block_bytes: u64,

@@ -1,4 +1,5 @@
-//! Stores link rates that were measured on one machine, from which the cost model predicts times.
+//! Stores calibrations, which are latencies and bandwidths of links that were fitted to measured
+//! times of all-gathers.
 //!
 //! The figures of the links are fitted to all samples together, so a full cache or a short queue
 //! shows as an error at a few sizes. A calibration keeps these errors: at a measured size the
@@ -38,15 +39,16 @@ pub struct Key {
     pub fingerprint: u64,
 }
 
-/// Link rates that were fitted to the measured times of all-gathers on one machine.
+/// The result of a calibration, which fits the latencies and bandwidths of links to measured times
+/// of all-gathers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
     /// The version, backend, machine and topology of the measurements.
     pub key: Key,
-    /// The link rates that were fitted to the measurements.
+    /// The latencies and bandwidths of the links, fitted to the measurements.
     pub links: Links,
-    /// The measured all-gathers to which the link rates were fitted.
+    /// The measured all-gathers to which the latencies and bandwidths were fitted.
     pub samples: Vec<Sample>,
     /// The relative error of each sample's predicted time, before the correction by
     /// [residuals](Links::residuals).
@@ -137,9 +139,10 @@ pub struct Sample {
     pub in_place: bool,
     /// The number of output buffers that the measured operation alternated between.
     pub outputs: u32,
-    /// The order in which flag operations were executed relative to copies.
+    /// The order of signals, waits and copies in the measured all-gather.
     pub flags: FlagOrder,
-    /// Whether other nodes were reached over the network, and not over the local fabric.
+    /// Whether a network connected the nodes, as a tier of its own; otherwise one fabric connected
+    /// all ranks.
     pub tiers: bool,
     /// The length of each rank's block in bytes.
     pub block_bytes: u64,

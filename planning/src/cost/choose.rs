@@ -265,7 +265,10 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Returns a text that compares `other`, the predicted time of a candidate, with the `chosen` time.
+/// Returns a note such as `1.25 times as long`, which compares the predicted time `other` of a
+/// candidate with the time `chosen`.
+///
+/// Where the difference is within `tolerance`, the note says that the candidate is as fast.
 fn relation(chosen: u64, other: u64, tolerance: Tolerance) -> String {
     if other.saturating_sub(tolerance.margin(other)) <= chosen {
         return "as fast, but less simple".to_owned();

@@ -25,13 +25,14 @@ pub struct Cost {
     ///
     /// They are on the longest path through the plans.
     pub terms: Vec<Term>,
-    /// The bytes that ranks copy from their own input to their own output.
+    /// The number of bytes that ranks copy from their own input to their own output.
     pub own: Traffic,
-    /// The bytes that ranks put and get inside nodes.
+    /// The number of bytes that ranks put and get inside nodes.
     pub local: Traffic,
-    /// The bytes that ranks put and get over the network.
+    /// The number of bytes that ranks put and get over the network.
     pub network: Traffic,
-    /// The largest number of bytes that one rank needs for input, outputs and flags.
+    /// The total length in bytes of the input, outputs, inboxes and flags of the rank that has the
+    /// most.
     pub memory_bytes: u64,
 }
 

@@ -85,7 +85,7 @@ impl FlagLayout {
         self.first_line(lane.0.into()).saturating_add(line).saturating_mul(FLAG_WORDS)
     }
 
-    /// Returns the number of 64-bit words that all flags of the rank need.
+    /// Returns the length of the memory for all flags of the rank, in 64-bit words.
     pub fn words(&self) -> u64 {
         self.first_line(self.lanes).saturating_mul(FLAG_WORDS)
     }

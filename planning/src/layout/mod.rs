@@ -371,7 +371,7 @@ impl Layout {
         of_columns.into_iter().flatten().flatten().chain(pieces)
     }
 
-    /// Returns the span that copies the range `bytes` of a block, which is within the block's piece
+    /// Returns the span that copies `bytes`, a range of a block that lies within the block's piece
     /// of `tensor`.
     ///
     /// Returns `None` if the range is empty.
@@ -530,8 +530,8 @@ impl Layout {
         BufferPosition { offset, ..position }
     }
 
-    /// Returns the byte range of the chunk `cell` within its block, whose length can depend on
-    /// `receiver`.
+    /// Returns the byte range of the chunk `cell` within its block; the length of the block can
+    /// depend on `receiver`.
     fn range(&self, cell: Cell, receiver: Rank) -> Range<u64> {
         assert!(cell.chunk < self.chunks, "cell {cell} is not one of {} chunks", self.chunks);
         let bytes = self.block_bytes(cell.block, receiver);

@@ -248,22 +248,22 @@ pub struct BufferPosition {
 /// Stores the position of each tensor in the input buffers of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum InputPlacement {
-    /// All tensors follow each other without gaps from this position in one input buffer.
+    /// All tensors lie back to back in one input buffer, beginning at the contained position.
     Contiguous(BufferPosition),
-    /// Each tensor has a position of its own in the input buffers.
+    /// Each tensor begins at a position of its own in the input buffers, listed in tensor order.
     ByTensor(Vec<BufferPosition>),
 }
 
 /// Stores the positions of the tensors or blocks in the output buffers of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OutputPlacement {
-    /// All tensors follow each other without gaps from this position in one output buffer.
+    /// All tensors lie back to back in one output buffer, beginning at the contained position.
     ///
     /// Each has its pieces in rank order.
     Contiguous(BufferPosition),
-    /// Each tensor has a position of its own in the output buffers.
+    /// Each tensor begins at a position of its own in the output buffers, listed in tensor order.
     ByTensor(Vec<BufferPosition>),
-    /// Each block has a position of its own in the output buffers.
+    /// Each block begins at a position of its own in the output buffers, listed in rank order.
     ///
     /// There is only one tensor.
     ByBlock(Vec<BufferPosition>),
@@ -402,14 +402,14 @@ impl Placement {
         }
     }
 
-    /// Returns the number of bytes that the input of `rank` needs in each input buffer, by buffer
-    /// number.
+    /// Returns the minimum length in bytes of each buffer that holds a part of the input of `rank`,
+    /// by buffer number.
     pub fn input_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.inputs(layout, rank))
     }
 
-    /// Returns the number of bytes that the output of `rank` needs in each output buffer, by buffer
-    /// number.
+    /// Returns the minimum length in bytes of each buffer that holds a part of the output of
+    /// `rank`, by buffer number.
     pub fn output_needs(&self, layout: &Layout, rank: Rank) -> BTreeMap<u32, u64> {
         buffer_bytes(self.outputs(layout, rank))
     }
@@ -467,7 +467,8 @@ fn check_count(what: &str, found: usize, expected: usize, kind: &str) -> Result<
     Err(invalid(text))
 }
 
-/// Returns the end of the last of `ranges` in each buffer, by buffer number.
+/// Returns the minimum length in bytes of each buffer that contains one or several of `ranges`, by
+/// buffer number.
 fn buffer_bytes(ranges: Vec<PlacedRange>) -> BTreeMap<u32, u64> {
     let mut lengths = BTreeMap::new();
     for PlacedRange { position, bytes, .. } in ranges {

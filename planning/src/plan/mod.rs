@@ -86,8 +86,8 @@ pub enum Flag {
         /// The lane that waits for the flag.
         lane: LaneId,
     },
-    /// Signals that rank `from` has entered a start, so that the next start may write the rank's
-    /// other output.
+    /// Signals that rank `from` has begun a run of the operation, so that peers may write its other
+    /// output in the next run.
     ///
     /// Outputs must be used in turn. The flag is signalled in one start and [awaited in the next
     /// one](Self::lag).

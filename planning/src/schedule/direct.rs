@@ -273,7 +273,8 @@ fn pull_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     traffic(request, |peers, among| request.received(peers, among).1)
 }
 
-/// Returns the traffic inside nodes and the traffic over the network, in this order.
+/// Returns how many bytes the operation moves inside nodes, and how many over the network, in this
+/// order.
 ///
 /// `copied` takes the number of peers of a rank and the total bytes of the blocks that can move,
 /// and returns the bytes that the rank copies.

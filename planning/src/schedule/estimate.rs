@@ -187,7 +187,8 @@ impl Term {
     }
 }
 
-/// Returns the largest number of bytes that one rank's inputs, outputs and inboxes have together.
+/// Returns the total length in bytes of the input, outputs and inboxes of the rank that has the
+/// most.
 pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     let block = sums.block_bytes_max;
     let all = sums.total_bytes;
@@ -357,9 +358,9 @@ pub(crate) struct ClusterSums {
     pub(crate) nodes: u64,
     /// The number of ranks of the root's node, if there is a root.
     pub(crate) root_node_ranks: Option<u64>,
-    /// The bytes of all blocks together.
+    /// The total number of bytes of all blocks.
     pub(crate) total_bytes: u64,
-    /// The bytes that all self copies copy together.
+    /// The total number of bytes that all self copies copy.
     pub(crate) own_bytes: u64,
     pub(crate) block_bytes_max: u64,
     pub(crate) block_bytes_min: u64,
@@ -367,7 +368,7 @@ pub(crate) struct ClusterSums {
     sizes: BTreeMap<u64, Size>,
     /// The total number of bytes that move between ranks.
     pub(crate) moved_bytes: u64,
-    /// The bytes that move between ranks of the same node if no data is forwarded.
+    /// The total number of bytes that move between ranks of the same node if no data is forwarded.
     pub(crate) inside_bytes: u64,
 }
 
@@ -375,7 +376,7 @@ pub(crate) struct ClusterSums {
 #[derive(Clone, Copy, Debug, Default)]
 struct Size {
     nodes: u64,
-    /// The largest number of bytes that the blocks of one of these nodes have together.
+    /// The largest total length in bytes of the blocks of one of these nodes.
     block_bytes_max: u64,
 }
 

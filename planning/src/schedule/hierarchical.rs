@@ -67,7 +67,8 @@ fn forwards(sums: &ClusterSums) -> bool {
     sums.nodes > 1
 }
 
-/// Returns the traffic inside nodes and the traffic over the network, in this order.
+/// Returns how many bytes the operation moves inside nodes, and how many over the network, in this
+/// order.
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sums = request.sums;
     let blocks = |count: u64| sums.block_bytes_max.saturating_mul(count);
@@ -114,7 +115,10 @@ fn lanes_with(
     lanes
 }
 
-/// Returns the steps of lane 1 that put this rank's block to one rank of every other node.
+/// Returns the steps of lane 1, which puts this rank's block to the rank with the same local index
+/// on every other node.
+///
+/// On a smaller node, the local index is taken modulo the number of ranks of that node.
 fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
     let writable = |owner| writable(request, owner, NETWORK_LANE);
@@ -141,7 +145,7 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     steps
 }
 
-/// Returns a put of each of `cells` to `peer`, followed by a signal to the peer's lane 0.
+/// Returns, for each of `cells`, a put to `peer` and a signal to lane 0 of `peer` after the put.
 fn announced(
     peer: Rank,
     cells: impl Iterator<Item = Cell>,
@@ -150,9 +154,8 @@ fn announced(
     cells.flat_map(move |cell| [put(peer, cell, from), signal(peer, arrived(cell, LaneId::HOME))])
 }
 
-/// Returns the steps of lane 0, which distributes blocks inside the node.
-///
-/// They are this rank's block and the blocks that enter the node at this rank.
+/// Returns the steps of lane 0, which distributes this rank's block, and the blocks that enter the
+/// node at this rank, inside the node.
 fn home_steps(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
     let lane = LaneId::HOME;
@@ -233,8 +236,8 @@ fn ring_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     lanes_with(request, ring_between)
 }
 
-/// Returns the steps of lane 1 in a hierarchical ring, which puts and forwards blocks to the next
-/// node.
+/// Returns the steps of lane 1 in a hierarchical ring, which puts this rank's block and blocks of
+/// other nodes to the next node.
 fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
     let writable = |owner| writable(request, owner, NETWORK_LANE);

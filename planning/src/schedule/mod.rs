@@ -52,8 +52,8 @@ pub struct Shape {
     pub outputs: u32,
     /// The order of signals, waits and copies in the plan.
     pub flags: FlagOrder,
-    /// Whether other nodes are reached over the network fabric; otherwise one fabric reaches all
-    /// ranks.
+    /// Whether a network connects the nodes, as a tier of its own; otherwise one fabric connects
+    /// all ranks.
     ///
     /// If so, the lanes to other nodes are of [`Tier::Network`].
     pub tiers: bool,
@@ -116,7 +116,8 @@ pub struct Schedule {
     /// Estimates the time of the longest path through a rank, on a node with the given number of
     /// ranks.
     pub(crate) estimate: fn(&CostRequest<'_>, u64) -> PathEstimate,
-    /// Returns the traffic inside nodes and the traffic over the network, in this order.
+    /// Returns how many bytes the operation moves inside nodes, and how many over the network, in
+    /// this order.
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
 

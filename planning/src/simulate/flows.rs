@@ -56,7 +56,7 @@ struct Flow {
 #[derive(Clone, Debug, Default)]
 struct Resource {
     flows: Vec<u32>,
-    /// The largest number of transfers that have used the resource at once.
+    /// The largest number of transfers that have used the resource at the same time.
     flows_max: u32,
     /// Whether the resource is in the list [`Flows::changed`].
     changed: bool,
@@ -204,7 +204,7 @@ impl Flows {
         }
     }
 
-    /// Returns the largest number of transfers that have used a resource at once.
+    /// Returns the largest number of transfers that have used `resource` at the same time.
     pub(super) fn flows_max(&self, resource: u32) -> u32 {
         self.resources[resource as usize].flows_max
     }
@@ -229,8 +229,8 @@ impl LinkClass {
     /// All kinds of links, from within a rank to between nodes.
     pub const ALL: [Self; 3] = [Self::Own, Self::Local, Self::Network];
 
-    /// Returns the kind of link of a copy over `tier`, which is [`Own`](Self::Own) for a copy
-    /// `to_self`.
+    /// Returns the kind of link that a copy over `tier` uses, or [`Own`](Self::Own) if `to_self` is
+    /// true.
     pub const fn from_tier(tier: Tier, to_self: bool) -> Self {
         match tier {
             _ if to_self => Self::Own,
@@ -248,7 +248,7 @@ impl LinkClass {
         }
     }
 
-    /// Returns the parameters in `links` that apply to copies of this class.
+    /// Returns the latencies and bandwidths in `links` that apply to this kind of link.
     pub fn link(self, links: &Links) -> &Link {
         match self {
             Self::Own => &links.own,
@@ -258,9 +258,10 @@ impl LinkClass {
     }
 }
 
-/// Assigns a number to each resource that copies share, and finds the resources of a copy.
+/// Assigns an index to each simulated resource that copies share, such as a NIC, and finds the
+/// resources of a copy.
 ///
-/// The numbers are in this order: engines by lane, the links into and out of each rank by class,
+/// The indices are in this order: engines by lane, the links into and out of each rank by class,
 /// threads by rank, NICs by direction, and processors and memory by node.
 #[derive(Debug)]
 pub(super) struct Resources<'a> {
@@ -268,7 +269,8 @@ pub(super) struct Resources<'a> {
     topology: &'a Topology,
     /// The number of lanes of all ranks together.
     lanes: u32,
-    /// The number of the first NIC of each node, followed by the number of all NICs.
+    /// The index of the first NIC of each node among all NICs, followed by the total number of
+    /// NICs.
     first_nic: Vec<u32>,
     /// The index of each rank among the ranks of its node.
     local_index: Vec<u32>,
@@ -308,7 +310,7 @@ impl<'a> Resources<'a> {
         Self { links, topology, lanes, first_nic, local_index }
     }
 
-    /// Returns the number of all resources.
+    /// Returns how many simulated resources all lanes, ranks and nodes have together.
     pub(super) fn count(&self) -> usize {
         // The memory of the nodes has the last numbers.
         (self.memory(self.topology.nodes() as u32)) as usize
@@ -348,19 +350,22 @@ impl<'a> Resources<'a> {
         demands
     }
 
-    /// Returns the resource number of the link of class `class` into `rank`.
+    /// Returns the index of the simulated resource that stands for the link of class `class` into
+    /// `rank`.
     ///
     /// Each class has a link of its own.
     pub(super) fn rank_ingress(&self, rank: Rank, class: LinkClass) -> u32 {
         self.lanes + rank.0 * 3 + class as u32
     }
 
-    /// Returns the resource number of the link of class `class` out of `rank`.
+    /// Returns the index of the simulated resource that stands for the link of class `class` out of
+    /// `rank`.
     fn rank_egress(&self, rank: Rank, class: LinkClass) -> u32 {
         self.rank_ingress(rank, class) + self.ranks() * 3
     }
 
-    /// Returns the resource number of the NIC through which bytes reach `rank`.
+    /// Returns the index of the simulated resource that stands for the NIC through which bytes
+    /// reach `rank`.
     pub(super) fn nic_ingress(&self, rank: Rank) -> u32 {
         let node = self.topology.node(rank) as usize;
         let (first, end) = (self.first_nic[node], self.first_nic[node + 1]);
@@ -370,22 +375,25 @@ impl<'a> Resources<'a> {
         self.thread(Rank(self.ranks())) + nic
     }
 
-    /// Returns the resource number of the NIC through which bytes leave `rank`.
+    /// Returns the index of the simulated resource that stands for the NIC through which bytes
+    /// leave `rank`.
     fn nic_egress(&self, rank: Rank) -> u32 {
         self.nic_ingress(rank) + self.nics()
     }
 
-    /// Returns the resource number of the thread that makes the copies of `rank`.
+    /// Returns the index of the simulated resource that stands for the thread that makes the copies
+    /// of `rank`.
     fn thread(&self, rank: Rank) -> u32 {
         self.rank_egress(Rank(self.ranks()), LinkClass::Own) + rank.0
     }
 
-    /// Returns the resource number of the processors of `node`, which count as one resource.
+    /// Returns the index of the simulated resource that stands for all processors of `node`
+    /// together.
     fn processors(&self, node: u32) -> u32 {
         self.thread(Rank(self.ranks())) + self.nics() * 2 + node
     }
 
-    /// Returns the resource number of the memory of `node`.
+    /// Returns the index of the simulated resource that stands for the memory bandwidth of `node`.
     fn memory(&self, node: u32) -> u32 {
         self.processors(node) + self.topology.nodes() as u32
     }

@@ -28,9 +28,10 @@ const UNKNOWN: u64 = u64::MAX;
 /// real time.
 pub(super) const TIME_MAX: u64 = u64::MAX / 2;
 
-/// The maximum number of puts of one lane that are transferred at once, all to different peers.
+/// The maximum number of transfers that one lane may have in progress at the same time, each with a
+/// different peer.
 ///
-/// More would only make each slower; later puts are issued and follow in order.
+/// More would only make each slower; later copies are issued and follow in order.
 const FLOWS_MAX: u32 = 8;
 
 /// Stores the cost parameters of one kind of link, with times in picoseconds.
@@ -41,7 +42,8 @@ struct LinkTimes {
     flag: u64,
     step: u64,
     puts_in_flight: usize,
-    /// The maximum number of transfers of one lane that move bytes at once.
+    /// The maximum number of transfers that a lane may have in progress after it starts one over
+    /// this kind of link.
     flows: u32,
     bytes_per_second: f64,
     get_bytes_per_second: f64,
@@ -93,8 +95,8 @@ fn passed_on(link: &Link) -> f64 {
 pub(super) struct Machine<'a> {
     program: &'a Program,
     times: [LinkTimes; 3],
-    /// The largest number of transfers of one lane that move bytes at once, over all kinds of
-    /// links.
+    /// The maximum number of transfers that one lane may have in progress at the same time, which
+    /// is the largest of the limits of all kinds of links.
     flows_per_lane: u32,
     pub(super) lanes: Vec<Lane>,
     pub(super) resources: Resources<'a>,
@@ -368,7 +370,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Starts the transfers of issued copies of a lane, as many as may move bytes at once.
+    /// Starts transfers of copies that a lane has issued, as many as it may have in progress at the
+    /// same time.
     ///
     /// The copies have waited for the end of the copy of step `ended`.
     fn start_flows(&mut self, number: u32, now: u64, ended: u32) {
@@ -610,14 +613,14 @@ impl Lane {
     }
 }
 
-/// Records the traffic of ranks, and the times of the steps of traced ranks.
+/// Records how many bytes each rank sends and receives, and the times of the steps of traced ranks.
 #[derive(Debug)]
 pub(super) struct Recorder {
     /// The number of bytes that each rank has sent, by rank and then by class of link.
     pub(super) sent: Vec<u64>,
-    /// The number of bytes that each rank has received, in the same order.
+    /// The number of bytes that each rank has received, in the order of [`sent`](Self::sent).
     pub(super) received: Vec<u64>,
-    /// The time in which each rank's host submits copies, in picoseconds.
+    /// The total time that the host of each rank takes to submit copies, in picoseconds.
     pub(super) host: Vec<u64>,
     /// The range of step numbers of each traced rank, in ascending order.
     traced: Vec<Range<u32>>,

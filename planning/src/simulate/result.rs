@@ -25,10 +25,11 @@ pub struct Simulation {
     pub steps: u64,
     /// Whether each lane of a rank works within a node or between nodes; equal on all ranks.
     pub tiers: Vec<Tier>,
-    /// The transferred bytes and the busy times of each rank.
+    /// The number of bytes that each rank has sent and received, and the times in which its lanes
+    /// and its host were busy, by rank.
     pub ranks: Vec<RankUse>,
-    /// The maximum number of simultaneous transfers into one rank, over local links and over the
-    /// network.
+    /// The maximum number of simultaneous transfers into one rank, counted separately for local
+    /// links and for the network.
     ///
     /// The entries are those of [`LinkClass::Local`] and [`LinkClass::Network`].
     pub incast: [Incast; 2],
@@ -40,14 +41,17 @@ pub struct Simulation {
     pub slices: Vec<Slice>,
 }
 
-/// Stores the simulated traffic and busy times of one rank.
+/// Stores how many bytes one rank has sent and received in a simulation, and how long its lanes and
+/// its host were busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankUse {
-    /// The bytes sent and received by link class, in the order of [`LinkClass::ALL`].
+    /// The number of bytes sent and received over each kind of link, in the order of
+    /// [`LinkClass::ALL`].
     pub traffic: [Traffic; 3],
-    /// The time in which each lane moved bytes, in picoseconds.
+    /// For each lane, the total time in picoseconds in which at least one of its transfers moved
+    /// bytes.
     pub busy_ps: Vec<u64>,
-    /// The time in which the host submitted copies to engines, in picoseconds.
+    /// The total time that the host took to submit copies to engines, in picoseconds.
     ///
     /// The engines run meanwhile; in a sequence of starts, the slower of host and engines limits
     /// the rate.
@@ -226,7 +230,8 @@ pub(super) fn collect(
     })
 }
 
-/// Returns the traffic and the busy times of `rank`, whose plan has `lanes` lanes.
+/// Returns how many bytes `rank` has sent and received, and how long each of its `lanes` lanes and
+/// its host were busy.
 fn rank_use(machine: &Machine<'_>, lanes: usize, rank: Rank) -> RankUse {
     let first = rank.index() * LinkClass::ALL.len();
     let traffic = |class: LinkClass| Traffic {

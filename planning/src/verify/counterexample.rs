@@ -40,7 +40,8 @@ impl fmt::Display for Counterexample {
 }
 
 impl Fault {
-    /// Returns a sequence of events that leads to this fault.
+    /// Returns a sequence of events, from one possible execution of `plans`, that leads to the
+    /// fault `self`.
     ///
     /// `plans` are the plans of all ranks.
     pub fn counterexample(&self, plans: &[Plan]) -> Counterexample {
@@ -191,7 +192,8 @@ impl Explainer<'_> {
         }
     }
 
-    /// Returns the event after which the step at `location` may read its source.
+    /// Returns the event after which the step at `location` may read its source, or `None` if there
+    /// is no such event.
     fn source_of(&self, location: Location, start: u32) -> Option<Needed> {
         let rank = location.rank;
         let (owner, cell, source) = match location.step {
@@ -211,7 +213,8 @@ impl Explainer<'_> {
         }
     }
 
-    /// Returns the lane index and the step index of `location` in the plan set.
+    /// Returns the lane index and the step index of `location` in the plan set, or `None` if the
+    /// set has no such step.
     fn find(&self, location: Location) -> Option<(usize, usize)> {
         let lane = self.set.followed_lane(location.rank, location.lane);
         let steps = self.set.lanes[lane].steps.len();
@@ -224,8 +227,8 @@ impl Explainer<'_> {
         (home, self.set.lanes[home].steps.len())
     }
 
-    /// Returns the step that completes the cell `needed` in the output of `owner`, if any step
-    /// does.
+    /// Returns the event after which the output of `owner` holds the final bytes of the cell
+    /// `needed`, or `None` if no step writes this cell.
     fn copy_of(&self, owner: Rank, needed: Cell) -> Option<Needed> {
         let copies = |lane: usize, step: Step| match step {
             Step::Put { peer, cell, .. } => peer == owner && cell == needed,
@@ -249,8 +252,8 @@ impl Explainer<'_> {
         Some(Needed::Copy((lane, at)))
     }
 
-    /// Returns the step that puts the contribution `needed` into the inbox of `to`, if any step
-    /// does.
+    /// Returns the event after which the inbox of `to` holds the contribution `needed`, or `None`
+    /// if no step puts it there.
     fn contribution(&self, to: Rank, needed: Cell) -> Option<Needed> {
         let copies = |step: Step| match step {
             Step::Put { peer, cell, from: Source::Input } => peer == to && cell == needed,
@@ -261,7 +264,8 @@ impl Explainer<'_> {
         Some(Needed::Copy((lane, at)))
     }
 
-    /// Returns the last step in `lane` of `rank` that `picks` accepts, if there is such a step.
+    /// Returns the completion of the last step in `lane` of `rank` that `picks` accepts, or `None`
+    /// if `picks` accepts no step.
     fn last_step(&self, rank: Rank, lane: LaneId, picks: impl Fn(&Step) -> bool) -> Option<Needed> {
         let number = self.set.followed_lane(rank, lane);
         let at = self.set.lanes[number].steps.iter().rposition(picks)?;

@@ -71,7 +71,7 @@ pub enum Fault {
         /// The value that the field must have to agree with the other plans.
         expected: String,
     },
-    /// The number of chunks in a plan is out of bounds.
+    /// A plan has an invalid number of chunks: each block must have 1 to [`CHUNKS_MAX`].
     #[error("rank {rank}: chunks is {chunks}, expected 1 to {CHUNKS_MAX}")]
     Chunks {
         /// The rank whose plan has the invalid number of chunks.
@@ -79,8 +79,8 @@ pub enum Fault {
         /// The invalid number of chunks in the plan.
         chunks: u32,
     },
-    /// The number of outputs in a plan is out of bounds, or greater than 1 for an operation in
-    /// place.
+    /// A plan has an invalid number of outputs: an operation in place must have 1, any other 1 to
+    /// [`OUTPUTS_MAX`].
     #[error(
         "rank {rank}: outputs is {outputs}, expected 1 in place, or 1 to {OUTPUTS_MAX} out of place"
     )]
@@ -90,7 +90,7 @@ pub enum Fault {
         /// The invalid number of outputs in the plan.
         outputs: u32,
     },
-    /// A plan has a root that does not exist, or is in place although its collective cannot be.
+    /// A plan has a root that does not exist, or runs in place although its collective cannot.
     #[error("rank {rank}: {text}")]
     Collective {
         /// The rank whose plan contradicts its collective.

@@ -89,7 +89,8 @@ impl Symmetry {
             .collect()
     }
 
-    /// Returns the number of ranks of each orbit.
+    /// Returns the number of ranks in each orbit, that is, in each set of ranks that rotations map
+    /// to each other.
     pub(super) fn orbit(&self) -> usize {
         let positions = |shifts, count| if shifts { count as usize } else { 1 };
         positions(self.shifts.0, self.rows) * positions(self.shifts.1, self.columns)
@@ -107,7 +108,8 @@ impl Symmetry {
         row as usize * columns as usize + column as usize
     }
 
-    /// Returns the rotation that moves the representative of `rank` to `rank`.
+    /// Returns the rotation of the grid of ranks that moves the representative of `rank`, whose
+    /// plan stands for the plan of `rank`, to `rank`.
     pub(super) fn rotation_of(&self, rank: Rank) -> Rotation {
         let (row, column) = self.positions[rank.index()];
         Rotation {
@@ -116,14 +118,15 @@ impl Symmetry {
         }
     }
 
-    /// Returns the rotation that moves `rank` to its representative.
+    /// Returns the rotation of the grid of ranks that moves `rank` to its representative, whose
+    /// plan stands for the plan of `rank`.
     pub(super) fn rotation_back(&self, rank: Rank) -> Rotation {
         let Rotation { rows, columns } = self.rotation_of(rank);
         let back = |by, count| if by == 0 { 0 } else { count - by };
         Rotation { rows: back(rows, self.rows), columns: back(columns, self.columns) }
     }
 
-    /// Returns the rank to which a rotation moves `rank`.
+    /// Returns the rank at the position in the grid to which `rotation` moves `rank`.
     pub(super) fn rotated(&self, rotation: Rotation, rank: Rank) -> Rank {
         if rotation == Rotation::default() {
             return rank;
@@ -144,7 +147,7 @@ impl Symmetry {
         Cell { block: self.rotated(rotation, cell.block), chunk: cell.chunk }
     }
 
-    /// Returns a flag with all its ranks rotated.
+    /// Returns `flag` with each rank in it replaced by the rank to which `rotation` moves it.
     pub(super) fn rotated_flag(&self, rotation: Rotation, flag: Flag) -> Flag {
         match flag {
             Flag::Ready { from, lane } => Flag::Ready { from: self.rotated(rotation, from), lane },
@@ -161,7 +164,7 @@ impl Symmetry {
         }
     }
 
-    /// Returns a step with all its ranks rotated.
+    /// Returns `step` with each rank in it replaced by the rank to which `rotation` moves it.
     pub(super) fn rotated_step(&self, rotation: Rotation, step: Step) -> Step {
         let rank_of = |rank| self.rotated(rotation, rank);
         let cell_of = |cell| self.rotated_cell(rotation, cell);
@@ -193,8 +196,8 @@ impl Symmetry {
         plan
     }
 
-    /// Returns whether `plan` equals the plan of its `representative`, rotated to the rank of
-    /// `plan`.
+    /// Returns whether `plan` equals the plan `representative` after the rotation that moves the
+    /// rank of `representative` to the rank of `plan`.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         // The pattern has every field of a plan, so that a new field is not forgotten here.
         let Plan { collective, algorithm, rank: _, ranks, chunks, in_place, outputs, flags, lanes } =
