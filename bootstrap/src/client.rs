@@ -372,13 +372,16 @@ impl Client {
         }
 
         // The hub limits the number of other notices.
-        let message_bytes = match &notice {
-            Notice::Message { message, .. } => Some(message.len()),
+        let message = match &notice {
+            Notice::Message { from, message } => Some((*from, message.len())),
             _ => None,
         };
-        let charge = self.queued.charge(message_bytes.unwrap_or(0) + NOTICE_BYTES);
-        if message_bytes.is_some() && self.queued.bytes() > QUEUED_BYTES_MAX {
-            return notifications.too_many();
+        let bytes = message.map_or(0, |(_, bytes)| bytes) + NOTICE_BYTES;
+        let charge = self.queued.charge(bytes);
+        if let Some((from, _)) = message
+            && self.queued.bytes() > QUEUED_BYTES_MAX
+        {
+            return Some(notifications.too_many(from, bytes));
         }
 
         notifications.queued.push((notice, charge));
@@ -387,22 +390,26 @@ impl Client {
 }
 
 impl Notifications {
-    /// Returns the abort record that ends the group because too many messages wait for a listener.
+    /// Returns the abort record that blames the rank with most waiting bytes in this group.
     ///
-    /// It blames the rank that has sent most of their bytes.
-    fn too_many(&self) -> Option<AbortRecord> {
-        let mut bytes_of = BTreeMap::<Rank, usize>::new();
+    /// The message that does not fit any more counts too: `sender` has sent it, and it takes
+    /// `bytes` bytes. It can be the only message of the group, because the limit applies to all
+    /// groups of the rank together.
+    fn too_many(&self, sender: Rank, bytes: usize) -> AbortRecord {
+        let mut bytes_of = BTreeMap::from([(sender, bytes)]);
         for (notice, _) in &self.queued {
             if let Notice::Message { from, message } = notice {
                 *bytes_of.entry(*from).or_default() += message.len() + NOTICE_BYTES;
             }
         }
 
-        let (from, _) = bytes_of.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+        let most = bytes_of.into_iter().max_by_key(|(_, bytes)| *bytes);
+        let blamed = most.map_or(sender, |(rank, _)| rank);
         let how = format!(
-            "it sent more than {QUEUED_BYTES_MAX} bytes of messages to a rank that does not listen yet"
+            "the messages that wait for a listener on one rank take more than {QUEUED_BYTES_MAX} \
+             bytes, and of those in this group it sent the largest part"
         );
-        Some(AbortRecord::lost(from, &how))
+        AbortRecord::lost(blamed, &how)
     }
 }
 
@@ -658,6 +665,17 @@ mod tests {
         let answer = (0..100_000).find_map(|_| client.receive(message(2)));
         let Some(Request::Abort { record }) = answer else { panic!("{answer:?}") };
         assert_eq!(AbortRecord::decode(&record.0, Rank(1)).peer, Some(Rank(2)));
+    }
+
+    #[test]
+    fn the_first_message_of_a_group_is_limited_by_those_of_other_groups() {
+        let client = Client::new(Rank(1), 3);
+        let subgroup = client.of_subgroup(Rank(0), 2, None);
+        let message = |from, bytes| Reply::Message { from, message: Blob(vec![0; bytes]) };
+        assert!(client.receive(message(0, QUEUED_BYTES_MAX - NOTICE_BYTES)).is_none());
+        let answer = subgroup.receive(message(1, 0));
+        let Some(Request::Abort { record }) = answer else { panic!("{answer:?}") };
+        assert_eq!(AbortRecord::decode(&record.0, Rank(0)).peer, Some(Rank(1)));
     }
 
     #[test]

@@ -51,7 +51,7 @@
 //!   names, holds the [secret](super::Secret) of the job: 16 to 4096 bytes, the same on all ranks.
 //!   Only processes that know it can join.
 //! - Without a secret, the address of the hub must be a loopback address. If the launcher says that
-//!   all ranks are on one host, it is 127.0.0.1, whatever `MASTER_ADDR` is.
+//!   all ranks are on one host, it is 127.0.0.1 unless `MASTER_ADDR` is itself a loopback address.
 //!   `PEERLANE_ALLOW_UNAUTHENTICATED=1` permits other addresses, at which any process can then
 //!   join.
 //! - `PEERLANE_JOB_ID` identifies the job, so that two jobs at one port are told apart. The default

@@ -29,7 +29,7 @@ impl Secret {
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the text has fewer than 16 or more than
-    /// 4096 bytes.
+    /// 4096 bytes, or contains U+FFFD, which stands for bytes that are not UTF-8.
     pub fn new(text: &str) -> Result<Self, Error> {
         Self::from_source("the secret", text)
     }
@@ -60,7 +60,8 @@ impl Secret {
     /// Creates a secret from `text`, with errors that begin with `source`, the origin of the text.
     pub(super) fn from_source(source: &str, text: &str) -> Result<Self, Error> {
         let text = text.trim();
-        // The environment is decoded in a way that replaces other bytes.
+
+        // `from_env` has replaced bytes that are not UTF-8 by this character.
         if text.contains(char::REPLACEMENT_CHARACTER) {
             return Err(invalid(format!("{source} is not UTF-8")));
         }
@@ -72,6 +73,7 @@ impl Secret {
                 text.len()
             )));
         }
+
         Ok(Self(text.to_owned()))
     }
 

@@ -457,8 +457,6 @@ impl Clients {
     pub(super) fn receive(&self, reply: Addressed<Reply>) -> Option<Addressed<Request>> {
         let Addressed { subgroup, message: reply } = reply;
 
-        // A listener may send, and a send that fails closes all groups, so it must not run under
-        // the lock.
         let client = match subgroup {
             None => Arc::clone(&self.first),
             Some(id) => {
@@ -474,6 +472,9 @@ impl Clients {
                 Arc::clone(client)
             }
         };
+
+        // The listener runs here without the lock, because it may send, and a send that fails
+        // closes all groups, which takes the lock.
         client.receive(reply).map(|message| Addressed { subgroup, message })
     }
 

@@ -183,7 +183,7 @@ impl Default for Links {
 }
 
 impl Link {
-    /// A bandwidth in bytes per second that is too high to limit any copy.
+    /// A bandwidth in bytes per second that is too high to limit copies by processors.
     pub const UNLIMITED: f64 = 1e12;
 
     /// Returns a link with typical latencies and bandwidths for its kind, such as NVLink or

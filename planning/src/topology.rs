@@ -96,6 +96,7 @@ impl Topology {
         check_ranks("number of ranks in members", ranks)?;
 
         let invalid = |text| Err(Error::new(ErrorKind::InvalidArgument, text));
+
         // A rank that is too large is reported last, because the missing rank is not known before.
         let mut surplus = None;
         let mut node_of_rank: Vec<Option<u32>> = vec![None; ranks];

@@ -95,7 +95,7 @@ pub(super) fn accept(
                 shared.take(Stream::new(Uninherited::new(stream)), canonical(origin));
                 continue;
             }
-            // The connection was closed in the meantime.
+            // The wait ended without a connection, or the connection was closed in the meantime.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) => SystemError::of_io("cannot accept the connection of a rank", &error),
         };

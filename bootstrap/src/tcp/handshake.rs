@@ -5,13 +5,14 @@
 //! | --- | --- | --- |
 //! | both | preamble | eight bytes that name the protocol, then four bytes with its version, little endian |
 //! | hub | challenge | a random [`Nonce`] |
-//! | rank | [`Sealed`] [`Hello`] | the rank, a random nonce of its own, and the proof of all messages so far |
-//! | hub | [`Sealed`] [`HelloReply`] | a welcome or a refusal, and the proof of all messages so far |
+//! | rank | [`Sealed`] [`Hello`] | the rank, a random nonce of its own, and the proof of this message and of the frames before it |
+//! | hub | [`Sealed`] [`HelloReply`] | a welcome or a refusal, and the proof of this message and of the frames before it |
 //!
-//! The preamble never changes, so that any two versions can tell that they differ. All other
-//! messages are frames. A proof is the HMAC-SHA-256 of a label and of the messages, with the secret
-//! as key. It contains the nonces of both sides, so a message of another connection does not pass,
-//! and neither side accepts the other without the secret. Without a secret there are no proofs.
+//! The form of the preamble never changes, so that any two versions can tell that they differ. All
+//! other messages are frames. A proof is the HMAC-SHA-256 of a label and of the contents of these
+//! frames, without their proofs, with the secret as key. It contains the nonces of both sides, so a
+//! message of another connection does not pass, and neither side accepts the other without the
+//! secret. Without a secret there are no proofs.
 
 use std::fmt;
 use std::io::{self, Read};

@@ -189,15 +189,16 @@ impl HubOptions {
         let listener = parsed.listen().map_err(|error| cannot_listen(address, error))?;
         listener.set_nonblocking(true).map_err(|error| cannot_listen(address, error))?;
         let bound = listener.local_addr().map_err(|error| cannot_listen(address, error))?;
+
         // The name service can give `localhost` any address.
         if !is_open && !bound.ip().is_loopback() {
             return Err(no_secret(address));
         }
 
         let shared = self.share(bound, random_bytes()?, ranks, None);
-        let listener = Arc::new(Uninherited::new(listener));
-
         let server = Arc::clone(&shared);
+
+        let listener = Arc::new(Uninherited::new(listener));
         let accepting = Arc::clone(&listener);
         let spare = SpareDescriptor::reserve()?;
         let acceptor = limits::spawn("peerlane-hub", move || accept(&accepting, spare, &server))?;
@@ -806,7 +807,8 @@ impl State {
             connection.outbox.as_ref().map(Outbox::sender)
         };
 
-        // One result may have more bytes than the limit, so what counts is what was there before.
+        // One result may have more bytes than the limit. Whether a rank reads is judged before its
+        // queue grows by these replies.
         let readers: BTreeSet<Rank> =
             replies.iter().flat_map(|out| out.to.iter().copied()).collect();
         let full: BTreeMap<_, _> = readers

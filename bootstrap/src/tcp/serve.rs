@@ -37,7 +37,8 @@ const REJECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// connection closes.
 ///
 /// A connection that is no rank of this group gets an answer and is closed, without effect on the
-/// group. If the hub is `exhausted`, this applies to every connection.
+/// group. If the hub is `exhausted`, every connection is closed, and a rank that proves that it
+/// belongs to the job ends the start.
 pub(super) fn serve(
     shared: &Arc<Shared>,
     stream: Stream,
@@ -107,14 +108,16 @@ fn handshake(
     (origin, number): (SocketAddr, u64),
     exhausted: Option<&SystemError>,
 ) -> Result<(Rank, Option<ProcessId>), Rejection> {
+    // Other connections wait meanwhile if the hub is exhausted.
+    let timeout = exhausted.map_or(HANDSHAKE_TIMEOUT, |_| REJECT_TIMEOUT);
+    let failed = |error| io_rejection(error, timeout);
+
     let stream: &TcpStream = connection;
     stream.set_nodelay(true).map_err(failed)?;
     (&mut &*stream).write_all(&preamble()).map_err(failed)?;
 
-    // Other connections wait meanwhile if the hub is exhausted.
-    let timeout = exhausted.map_or(HANDSHAKE_TIMEOUT, |_| REJECT_TIMEOUT);
     let mut reader = DeadlineReader { stream, deadline: Deadline::after(timeout) };
-    read_preamble(&mut reader).map_err(|error| no_rank(error, shared.ranks))?;
+    read_preamble(&mut reader).map_err(|error| no_rank(error, shared.ranks, timeout))?;
 
     let nonce = random_bytes().map_err(|error| error.to_string())?;
     (&mut &*stream).write_all(encode_frame(&nonce).bytes()).map_err(failed)?;
@@ -152,6 +155,7 @@ fn handshake(
         return Err(refused(error));
     }
 
+    // `DeadlineReader` has limited each read. The thread waits for ever for the rank's requests.
     stream.set_read_timeout(None).map_err(failed)?;
     keep_alive(stream, origin.ip());
 
@@ -168,10 +172,11 @@ fn handshake(
     }
 }
 
-/// Converts an I/O error of the handshake into a rejection of the connection.
-fn failed(error: io::Error) -> Rejection {
+/// Converts an I/O error of the handshake, which had to end within `timeout`, into a rejection of
+/// the connection.
+fn io_rejection(error: io::Error, timeout: Duration) -> Rejection {
     let reason = if is_timeout(&error) {
-        format!("it did not join within {}", Seconds(HANDSHAKE_TIMEOUT))
+        format!("it did not join within {}", Seconds(timeout))
     } else if has_closed(&error) {
         "it closed before it joined".to_owned()
     } else {
@@ -182,9 +187,9 @@ fn failed(error: io::Error) -> Rejection {
 }
 
 /// Converts an error in reading the preamble into a rejection of the connection.
-fn no_rank(error: PreambleError, ranks: usize) -> Rejection {
+fn no_rank(error: PreambleError, ranks: usize, timeout: Duration) -> Rejection {
     match error {
-        PreambleError::Io(error) => failed(error),
+        PreambleError::Io(error) => io_rejection(error, timeout),
         PreambleError::Foreign(_) => {
             let reason = "it sent bytes of another protocol".to_owned();
             Rejection { reason, rank: None, answer: foreign_text(ranks) }

@@ -1,9 +1,9 @@
 //! Writes plans as text, one step per line, and reads them back.
 //!
-//! The text omits two defaults: a rank signals its own `ready`, `free` and `taken`, and lane 0 of
-//! the reader waits for a flag. Other values are written, so every plan can be read back, also an
-//! incorrect one. Reading ignores blank lines and indentation. It checks only the form, not whether
-//! the plan is correct.
+//! The text omits values that are the default: one output, prompt flags, the tier of a local lane,
+//! the rank in a signal of a rank's own `ready`, `free` or `taken`, and lane 0 as the reader of a
+//! flag. Other values are written, so every plan can be read back, also an incorrect one. Reading
+//! ignores blank lines and indentation. It checks only the form, not whether the plan is correct.
 
 use std::fmt;
 use std::str::FromStr;
@@ -122,7 +122,8 @@ impl fmt::Display for Source {
     }
 }
 
-/// Prints the end of a flag's text, which is `for lane 2` if lane 2 waits, and empty for lane 0.
+/// Prints the part of a flag's text that names the waiting lane: `for lane 2`, or nothing for
+/// lane 0.
 struct For(LaneId);
 
 impl fmt::Display for For {

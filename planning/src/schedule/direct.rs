@@ -361,26 +361,29 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     // Where only the root has a self copy and the other ranks make the other copies, both happen at
     // the same time.
     let is_apart = collective.root().is_some() && only.is_none();
-    let mut copied = match is_apart {
-        true => request.rest_of_self_copy(&own, near.puts.max(far.puts)),
-        false => request.self_copy_term(&own, near.puts.max(far.puts)),
-    };
 
-    let copy = if own.by_processor && !is_apart { request.self_copy(&own) } else { 0 };
-    let mut path = near;
+    // A processor makes the self copy in lane 0, before the other copies of that lane.
+    let delays_lane = own.by_processor && !is_apart;
+    let copy = if delays_lane { request.self_copy(&own) } else { 0 };
     let one_thread = others > 0 && local.by_processor && network.by_processor;
+    let is_far = !one_thread && far.end() > near.end().saturating_add(copy);
+    let mut path = if is_far { far } else { near };
     if one_thread {
         // Two lanes of one thread take turns.
         path.puts = path.puts.saturating_add(far.puts);
         path.flags = path.flags.saturating_add(far.flags);
         path.hop = path.hop.max(far.hop);
-    } else if far.end() > near.end().saturating_add(copy) {
-        path = far;
-        // The processor makes the self copy in lane 0, which is not on this path.
-        if own.by_processor && !is_apart {
-            copied = Term::new(copied.name, 0, "");
-        }
     }
+
+    let puts = near.puts.max(far.puts);
+    let copied = if is_apart {
+        request.rest_of_self_copy(&own, puts)
+    } else if is_far && delays_lane {
+        // Lane 0 is not on this path.
+        Term::new("self copy", 0, "")
+    } else {
+        request.self_copy_term(&own, puts)
+    };
 
     let inside = copies_note(request, &local, near.count);
     let outside = copies_note(request, &network, far.count);

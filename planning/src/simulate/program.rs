@@ -92,7 +92,8 @@ impl<'a> Compiler<'a> {
         let ranks = layout.ranks();
         let tiers: Vec<Tier> = first.lanes.iter().map(|lane| lane.tier).collect();
         let all_lanes = (ranks as u64).saturating_mul(tiers.len() as u64);
-        // Lanes are numbered over all ranks, and a packed step has room for numbers up to this one.
+        // Lanes are numbered over all ranks, and a packed step has room for numbers up to
+        // `PEER_MAX`.
         if tiers.is_empty() || all_lanes > PEER_MAX {
             let lanes = tiers.len();
             return Err(invalid(format!(
@@ -216,7 +217,7 @@ impl<'a> Compiler<'a> {
 
     /// Checks a plan step of `rank`, and converts it to a step of the simulation's model.
     ///
-    /// A wait is registered under its flag, with `number` as its number.
+    /// A wait for a flag of this start is registered under the flag, with `number` as its number.
     fn pack(&mut self, rank: Rank, number: u32, step: Step) -> Result<ModelStep, String> {
         Ok(match step {
             Step::Put { peer, cell, .. } | Step::Get { peer, cell, .. } => {
@@ -246,8 +247,10 @@ impl<'a> Compiler<'a> {
                 self.known_rank(from)?;
                 let peer = self.known_rank(rank)?;
                 self.check_cell(cell)?;
+
                 let bytes = self.layout.cell(cell, rank).bytes;
                 check_bytes(cell, bytes)?;
+
                 ModelStep::Put { peer, bytes, passed_on: true }
             }
 
@@ -408,7 +411,8 @@ pub(super) enum ModelStep {
     Signal { lane: u32, target: u64 },
     /// Waits for the flag that the step `signal` sets.
     ///
-    /// `signal` is `None` if no step sets the flag, or before signals are linked.
+    /// `signal` is the wait itself if the start before has set the flag, and `None` if no step sets
+    /// it or before signals are linked.
     Wait { signal: Option<u32> },
 }
 

@@ -97,9 +97,12 @@ pub struct Slice {
     pub step: Step,
     /// The time at which the lane reached the step, in picoseconds.
     ///
-    /// For a put that waited for other copies, it is the time at which its bytes began to move.
+    /// For a copy that waited for other copies, it is the time at which its bytes began to move.
+    /// For a signal, it is the time at which the signal was sent.
     pub begin_ps: u64,
-    /// The time at which the copy was complete, the signal was visible, or the wait was passed.
+    /// The time at which the copy was complete, the signal was sent, or the wait was passed.
+    ///
+    /// The reader of a signal sees it [`flag_seconds`](crate::cost::Link::flag_seconds) later.
     pub end_ps: u64,
 }
 
