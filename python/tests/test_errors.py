@@ -334,12 +334,13 @@ def test_pytorch_that_is_missing_or_too_old(program):
 
 def a_lost_rank(group):
     array = numpy.full(1000, group.rank)
-    group.all_reduce(array)
     if group.rank == 1:
+        group.all_reduce(array)
         os.kill(os.getpid(), signal.SIGKILL) if os.fork() == 0 else group.abandon()
         return None
+    # The first call can fail already: rank 1 may leave while it goes on here.
     with pytest.raises(peerlane.PeerLost) as caught:
-        for _ in range(100):
+        for _ in range(101):
             group.all_reduce(array)
     assert caught.value.rank == 1 and isinstance(caught.value, ConnectionError)
     with pytest.raises(peerlane.Error):

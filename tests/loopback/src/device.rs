@@ -1,4 +1,5 @@
-//! Lists the devices of this machine, and allocates, shares and accesses their memory. It is the only file that touches raw memory.
+//! Lists the devices of this machine, and allocates, shares and accesses their memory. It is the
+//! only file that touches raw memory.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -39,7 +40,8 @@ impl Allocation {
         Ok((address(mapping.base()), Self::Own(mapping)))
     }
 
-    /// Returns the shared allocation that contains memory of the caller, or `None` if other processes cannot map that memory.
+    /// Returns the shared allocation that contains memory of the caller, or `None` if other
+    /// processes cannot map that memory.
     pub(crate) fn holding(base: NonNull<u8>, bytes: u64) -> Option<Self> {
         mapping::find(base, bytes).map(Self::Part)
     }

@@ -1,7 +1,8 @@
 //! Runs ops in order, whenever the caller submits or polls.
 //!
-//! A device runs them by itself. Then `submit` writes descriptors and rings a doorbell, `completed` reads the counter of the device, and
-//! `Caps::polled` is false. If the device cannot wait for a flag, set `Caps::queued_wait` to false; the executor then polls.
+//! A device runs them by itself. Then `submit` writes descriptors and rings a doorbell, `completed`
+//! reads the counter of the device, and `Caps::polled` is false. If the device cannot wait for a
+//! flag, set `Caps::queued_wait` to false; the executor then polls.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -40,7 +41,7 @@ enum Command {
 }
 
 impl Command {
-    fn of(op: &Op<'_, Local, Remote>) -> Self {
+    fn from_op(op: &Op<'_, Local, Remote>) -> Self {
         match *op {
             Op::Put { dst, src, bytes } => Self::copy(dst, src, bytes),
             Op::Get { dst, src, bytes } => Self::copy(dst, src, bytes),
@@ -62,17 +63,21 @@ impl Command {
     /// Runs the command if it can run now, and returns whether it did.
     fn run(self) -> bool {
         match self {
-            // SAFETY: the check of the slice bounded both ranges, and the contract of `submit` keeps the regions alive.
+            // SAFETY: the check of the slice bounded both ranges, and the contract of `submit`
+            // keeps the regions alive.
             Self::Copy { dst, src, bytes } => unsafe { device::copy(dst, src, bytes) },
-            // SAFETY: as above.
+            // SAFETY: the check of the slice has found the flag in its region, which is kept alive.
             Self::Signal { flag, value } => unsafe { device::store(flag, value) },
+
             Self::Wait { flag, value, reset } => {
-                // SAFETY: as above.
+                // SAFETY: the check of the slice has found the flag in its region, which is kept
+                // alive.
                 if unsafe { device::load(flag) } < value {
                     return false;
                 }
+
                 if reset {
-                    // SAFETY: as above.
+                    // SAFETY: the flag is that of the load.
                     unsafe { device::store(flag, 0) };
                 }
             }
@@ -120,8 +125,9 @@ unsafe impl CopyEngine for Engine {
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
         self.state.check_slice(ops)?;
         self.tickets.check_room(self.queue.len(), ops.len())?;
+
         let ticket = self.tickets.issue(u32::try_from(ops.len()).unwrap_or(u32::MAX));
-        self.queue.extend(ops.iter().map(|op| (ticket, Command::of(op))));
+        self.queue.extend(ops.iter().map(|op| (ticket, Command::from_op(op))));
         self.run();
         Ok(ticket)
     }

@@ -1,7 +1,7 @@
 //! Connects ranks that are threads or processes of this machine.
 //!
-//! The address of a rank is the key of a region that lives as long as the fabric. A key names its backend, rank and process, and
-//! shows whether it was damaged.
+//! The address of a rank is the key of a region that lives as long as the fabric. A key names its
+//! backend, rank and process, and shows whether it was damaged.
 
 use peerlane_hal::{
     BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Link, LinkKind, PeerMemory,
@@ -67,11 +67,14 @@ unsafe impl FabricTrait for Fabric {
             let text = format!("peer is {peer}, expected a rank below {}", self.ranks);
             return Err(Error::Argument(text));
         }
+
         let malformed = |what: String| Error::Address { peer, what };
         let key = Key::decode(address).map_err(|error| malformed(error.to_string()))?;
         if key.rank != peer {
             return Err(malformed(format!("it is the address of rank {}", key.rank)));
         }
+
+        // Its memory can be opened only while the peer has its fabric.
         match Registration::open(peer, &key, deadline) {
             Err(Error::Freed { .. }) => {
                 let how = "it has closed the fabric with this address".to_owned();

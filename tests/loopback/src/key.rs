@@ -9,7 +9,7 @@ use crate::BACKEND;
 /// Takes the place of `head` in a key that is valid in its own process only.
 const PRIVATE: u64 = u64::MAX;
 
-/// The remote key with which a peer imports a region.
+/// Identifies a region to the peer that imports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     pub(crate) generation: Generation,

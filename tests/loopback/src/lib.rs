@@ -21,8 +21,10 @@ pub use fabric::Fabric;
 pub use key::Key;
 pub use memory::{Local, Memory, Remote};
 
-/// The number of this backend in keys and addresses. Numbers from 0x8000 on are for backends outside of Peerlane.
+/// The number of this backend in keys and addresses. Numbers from 0x8000 on are for backends
+/// outside of Peerlane.
 pub const BACKEND: peerlane_hal::BackendId = peerlane_hal::BackendId(0x8000);
 
-/// The error of this backend, which has the kinds that need no vendor. Wrap it in an enum when the vendor's codes come.
+/// The error of this backend, which has the kinds that need no vendor. Wrap it in an enum when the
+/// vendor's codes come.
 pub type Error = peerlane_toolkit::Fault;

@@ -62,20 +62,25 @@ impl Registration {
     pub(crate) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Self>, Error> {
         let Key { generation, role, bytes, .. } = *key;
         let claim = Claim { backend: BACKEND, generation, owner: peer, role };
+
+        // In its own process, a region is found by its number.
         if key.process == ProcessToken::own() {
             let found = handover::find::<Self>(&claim).filter(|found| found.bytes == bytes);
             return found.ok_or(Error::Freed { peer, generation: generation.0 });
         }
+
         let Some(head) = key.head else {
             let why = "another allocator has allocated it; let the fabric allocate it".to_owned();
             return Err(Error::PrivateMemory { peer, why });
         };
+
         let descriptors = handover::ask(key.process, &claim, deadline);
         let mut descriptors = descriptors.map_err(Error::of_handover(peer, generation.0))?;
         let Some(descriptor) = descriptors.pop() else {
             let how = "it sent no file descriptor for its memory".to_owned();
             return Err(Error::PeerLost { peer, how });
         };
+
         let (address, allocation) = Allocation::import(peer, descriptor, (head, bytes))?;
         let allocation = Some(allocation);
         Ok(Arc::new(Self { address, bytes, owner: peer, role, allocation }))
@@ -125,7 +130,8 @@ unsafe impl Region for Local {
 
     fn flags(&self) -> Option<&[AtomicU64]> {
         let words = (self.registration.bytes / 8) as usize;
-        // SAFETY: flags are aligned words (`register`), live as long as the region, and are accessed as atomics only.
+        // SAFETY: flags are aligned words (`register`), live as long as the region, and are
+        // accessed as atomics only.
         (self.registration.role == Role::Flags)
             .then(|| unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) })
     }
@@ -149,8 +155,8 @@ unsafe impl Region for Local {
 /// Implements the bounds and the addresses of a region by its registration.
 macro_rules! region_of_engine {
     ($region:ty, $field:tt) => {
-        // SAFETY: length and role are those of the registration, which `self` keeps and which has checked the alignment
-        // of flags.
+        // SAFETY: length and role are those of the registration, which `self` keeps and which has
+        // checked the alignment of flags.
         unsafe impl RegionBounds for $region {
             fn bytes(&self) -> u64 {
                 self.$field.bytes
