@@ -360,24 +360,27 @@ impl Client {
     /// Passes a notice to the listener or queues it, and returns an abort record if the queue is
     /// too long.
     ///
-    /// The record ends the group, because the queued messages have too many bytes.
+    /// The record ends the group, because the queued messages have too many bytes. After this rank
+    /// has left the group, the notice is dropped.
     fn notify(&self, notice: Notice) -> Option<AbortRecord> {
         let mut notifications = self.notifications.lock().unwrap_or_else(PoisonError::into_inner);
         if self.state.lock().has_left {
             return None;
         }
+
         if let Some(listener) = &notifications.listener {
             listener.notice(notice);
             return None;
         }
 
-        // The hub limits the number of other notices.
         let message = match &notice {
             Notice::Message { from, message } => Some((*from, message.len())),
             _ => None,
         };
         let bytes = message.map_or(0, |(_, bytes)| bytes) + NOTICE_BYTES;
         let charge = self.queued.charge(bytes);
+
+        // Only a message ends the group, because the hub limits the number of other notices.
         if let Some((from, _)) = message
             && self.queued.bytes() > QUEUED_BYTES_MAX
         {

@@ -446,8 +446,8 @@ impl Variables<'_> {
         None
     }
 
-    /// Returns the launchers of `rows` whose variables have the same rank and number of ranks as
-    /// `complete`.
+    /// Returns the launchers in `rows` whose environment variables give the same rank and number of
+    /// ranks as `complete` has.
     fn launchers_of(
         &self,
         complete: &CompleteSet,

@@ -212,6 +212,7 @@ impl HubState {
     /// receives.
     pub fn apply(&mut self, from: Rank, event: Event) -> Vec<Reply> {
         match event {
+            // A rank that joins is not live yet, so this comes before the check whether it is live.
             Event::Joined(Joining { runs_hub, address, process }) => {
                 self.members[from.index()] = Membership::Joined;
                 self.addresses[from.index()] = address;
@@ -230,6 +231,9 @@ impl HubState {
                 vec![Reply::Joined { runs_hub, addresses, processes }]
             }
 
+            // A failure is not an event of `from`, so it counts even if `from` is not live. Once
+            // all ranks have joined, they need no new connections, and the hub notices the loss of
+            // a rank by its connection.
             Event::Failed(_) if self.is_formed() => Vec::new(),
             Event::Failed(cause) => self.end_group(cause),
 
@@ -243,7 +247,8 @@ impl HubState {
 
     /// Marks `rank` as lost, ends the group for this reason, and returns the replies.
     fn lose(&mut self, rank: Rank, how: String) -> Vec<Reply> {
-        // First, so that the end of the group does not wait for an acknowledgement of this rank.
+        // The rank is marked first, so that the end of the group does not wait for its
+        // acknowledgement.
         self.members[rank.index()] = Membership::Gone;
 
         // If the group had ended before, the ranks may have waited for this rank only.

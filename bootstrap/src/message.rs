@@ -157,8 +157,8 @@ pub enum EndCause {
 }
 
 impl EndCause {
-    /// Converts the cause into the notice for listeners, or returns `None` if the group never
-    /// started.
+    /// Returns the notice that tells listeners why the group has ended, or `None` if its start has
+    /// timed out.
     pub(crate) fn notice(&self) -> Option<Notice> {
         match self {
             Self::Abort { from, record } => {

@@ -244,8 +244,9 @@ impl HubGroups {
         let charge = self.first.meter(from).charge(bytes);
 
         let others = ranks.iter().copied().filter(|rank| *rank != from);
-        let (unopened, lost): (BTreeSet<_>, BTreeSet<_>) =
+        let (unopened, gone): (BTreeSet<_>, BTreeSet<_>) =
             others.partition(|rank| self.first.is_live(*rank));
+
         let meters = ranks.iter().map(|rank| self.first.meter(*rank).clone()).collect();
         let group = Subgroup {
             ranks,
@@ -257,9 +258,10 @@ impl HubGroups {
         };
         self.subgroups.insert(id, group);
 
-        // They went before the group existed here, so their end has not reached it.
+        // The ranks in `gone` went before the subgroup existed here, so it has not heard of their
+        // end.
         let mut outgoing = Vec::new();
-        for rank in lost {
+        for rank in gone {
             let how = "it was lost while the group was split".to_owned();
             outgoing.extend(self.apply_to_subgroup(id, rank, Event::Lost { how }));
         }

@@ -148,14 +148,14 @@ fn improve(
 fn scale(links: &mut Links, parameters: &[Parameter], at: usize, by: f64) {
     match parameters.get(at) {
         Some(parameter) => {
-            // Scaling cannot change a time of 0, so no time becomes less than a nanosecond.
             let value = parameter(links);
+            // Scaling cannot change a time of 0, so no time becomes less than a nanosecond.
             *value = (*value * by).max(1e-9);
         }
         None => {
-            let times = &mut cache_factors_mut(links)[at - parameters.len()];
+            let factor = &mut cache_factors_mut(links)[at - parameters.len()];
             // The bounds are those that `Links::check` accepts.
-            **times = (**times * by).clamp(1e-3, 1e3);
+            **factor = (**factor * by).clamp(1e-3, 1e3);
         }
     }
 }

@@ -36,7 +36,7 @@ pub struct TracedLane {
 /// Records one start (execution) of the operation, with the times of its steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedStart {
-    /// The number of the start, counted from 1.
+    /// The number of this execution of the operation, counted from 1.
     pub epoch: u64,
     /// The time at which the start began, in nanoseconds since 1970.
     ///

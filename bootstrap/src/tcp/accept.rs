@@ -173,7 +173,8 @@ impl Shared {
         !state.pending.is_empty() || !state.shed.is_empty()
     }
 
-    /// Ends the start of the group because of `error`, a lack of resources for a rank of the job.
+    /// Ends the group, unless all ranks have joined, because the hub lacks resources for a rank, as
+    /// `error` says.
     pub(super) fn fail(self: &Arc<Self>, error: &SystemError) {
         self.state.lock().failure.get_or_insert_with(|| error.clone());
 

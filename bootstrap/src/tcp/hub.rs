@@ -105,8 +105,10 @@ pub(super) struct State {
     pub(super) pending: BTreeMap<u64, Stream>,
     /// The connections that were closed in the handshake, but whose descriptors are still open.
     pub(super) shed: BTreeMap<u64, Stream>,
-    /// The number of the oldest connection in the handshake when a connection last could not be
-    /// served.
+    /// The number of the connection that was the oldest in the handshake when resources for a new
+    /// connection last ran out.
+    ///
+    /// It is closed if it is still the oldest when they run out the next time.
     pub(super) oldest: Option<u64>,
     accepted: u64,
     pub(super) closing: bool,
@@ -497,8 +499,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits a moment until the rank number in `hello` is free, and begins the next group if
-    /// needed.
+    /// Waits for a short time until the rank number in `hello` is free, and begins the next group
+    /// if the current one is over.
     ///
     /// A rank that opens its next group can be here before the end of its last connection. Only a
     /// hub in a process outside of the group has a next group.
@@ -659,7 +661,7 @@ impl Shared {
 
 impl State {
     /// Forms the smaller group of the ranks that have arrived, and resets the hub's state for this
-    /// group.
+    /// group, unless the start has failed.
     fn form(&mut self) {
         let Some(formation) = &mut self.formation else { return };
         formation.form();
@@ -669,13 +671,12 @@ impl State {
             return;
         }
 
-        // In the new group, the rank that runs the hub can have another number, which is known when
-        // it joins.
-        self.run_by = None;
-
         let ranks = formation.formed_ranks().unwrap_or_default();
         self.hub = HubGroups::new(ranks);
         self.connections = (0..ranks).map(|_| None).collect();
+        // In the new group, the rank that runs the hub can have another number, which is known when
+        // it joins.
+        self.run_by = None;
     }
 
     fn connection(&self, rank: u32) -> Option<&Connection> {
@@ -799,8 +800,8 @@ impl State {
         gone
     }
 
-    /// Queues replies to all ranks that read them, and returns the other ranks with the reason of
-    /// their loss.
+    /// Queues replies, except to ranks whose queues are full, and returns these ranks, each with
+    /// the reason to count it as lost.
     fn send(&self, replies: &[Outgoing]) -> BTreeMap<Rank, String> {
         let outbox = |rank: &Rank| {
             let connection = self.connections[rank.index()].as_ref()?;

@@ -206,9 +206,10 @@ impl TcpBootstrap {
     ) -> Result<Self, Error> {
         let Joined { stream, listener, group, rank, ranks, process } = joined;
 
-        // The hub counts this rank as joined, so it is told why a thread cannot start.
+        // The hub counts this rank as joined, so the rank tells it why a thread cannot start.
         let told = Arc::clone(&stream);
         let tell = |error: &SystemError| tell_failure(&told, rank, error);
+
         let listener = listener
             .map(|listener| RankListener::start(listener, ranks))
             .transpose()
@@ -238,7 +239,7 @@ impl TcpBootstrap {
     /// Joins the smaller group of a shrink through the hub of `candidate`, or returns `None` if
     /// that hub is gone.
     ///
-    /// `hub` is the hub if this rank is the candidate.
+    /// `hub` is the hub that this rank has opened, if it is the candidate itself.
     fn join_candidate(
         &self,
         (candidate, address): (Rank, SocketAddr),
@@ -432,11 +433,11 @@ unsafe impl Bootstrap for TcpBootstrap {
         }
     }
 
-    /// Connects the remaining ranks through a new hub, which the lowest remaining rank opens.
+    /// Connects the remaining ranks through a new hub, which the lowest remaining rank whose
+    /// process runs opens.
     ///
-    /// It is the lowest rank whose process runs, and it opens the hub at the address that it gave
-    /// when it joined. A host that does not answer for an eighth of the remaining time counts as
-    /// down.
+    /// It opens the hub at the address that it gave when it joined. A host that does not answer for
+    /// an eighth of the remaining time counts as down.
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
         let listener = self.held().as_ref().and_then(|held| held.listener.clone());
         let Some(listener) = listener else {
@@ -464,6 +465,7 @@ unsafe impl Bootstrap for TcpBootstrap {
             } else {
                 None
             };
+
             if let Some(joined) = self.join_candidate((candidate, address), hub, deadline)? {
                 return Ok(Box::new(joined));
             }

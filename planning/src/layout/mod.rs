@@ -62,8 +62,8 @@ pub struct Layout {
     columns: Option<Columns>,
 }
 
-/// Selects whether inputs and outputs are row-major matrices, in which each block is a range of
-/// columns.
+/// Specifies whether inputs, outputs or both are row-major matrices, in which each block is a range
+/// of columns.
 ///
 /// In an input or output that is no matrix, a block consists of all its rows, one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -507,7 +507,7 @@ impl Layout {
     /// `provider`.
     ///
     /// # Panics
-    /// If there is no such rank or tensor.
+    /// May panic if there is no such rank, provider or tensor.
     pub fn output_position(&self, rank: Rank, tensor: usize, provider: Rank) -> BufferPosition {
         let (position, tensor_offset) = match &self.placement(rank).output {
             OutputPlacement::Contiguous(position) => {

@@ -381,8 +381,8 @@ struct Size {
 }
 
 impl ClusterSums {
-    /// Computes the sums for `topology` and `collective`, where the block of rank r has
-    /// `block_bytes[r]` bytes.
+    /// Sums up the ranks and nodes of `topology` and the bytes that `collective` moves, where the
+    /// block of rank r has `block_bytes[r]` bytes.
     pub(crate) fn new(topology: &Topology, collective: Collective, block_bytes: &[u64]) -> Self {
         let used = |rank: Rank| match collective.has_block_of(rank) {
             true => block_bytes[rank.index()],

@@ -79,7 +79,8 @@ fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
 
     let others = sums.nodes - 1;
     let sent = match request.algorithm {
-        // In the smallest node most blocks enter at one rank, which forwards them.
+        // A rank sends its own block once, and forwards those that enter at it, except at the last
+        // hop. Most enter at one rank in the smallest node. The count is an upper bound.
         Algorithm::HierarchicalRing => sums.entering(sums.node_ranks_min_max().0).max(others),
         _ => others,
     };

@@ -200,13 +200,13 @@ impl Direction<'_> {
             push(outward, wait(flag));
         }
 
-        // With prompt flags, the self copy comes first, because it can run until the next rank is
-        // ready.
         if request.is_provider(rank) && !shape.in_place {
             for chunk in self.copied.clone() {
                 push(self.local, put(rank, Cell { block: rank, chunk }, Source::Input));
             }
         }
+
+        // The self copy can run until the next rank is ready, so a prompt wait comes after it.
         if let (Some(flag), FlagOrder::Prompt) = (awaited, shape.flags) {
             push(outward, wait(flag));
         }
@@ -217,8 +217,8 @@ impl Direction<'_> {
                 continue;
             }
 
-            // The chunks with fewer hops have reached their last rank.
             let from = source(hop);
+            // The chunks with fewer hops have reached their last rank.
             for (chunk, _) in chunks().filter(|&(_, hops)| hops > hop) {
                 let cell = Cell { block, chunk };
                 if hop > 0 {

@@ -41,7 +41,7 @@ pub(super) struct Demands {
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     demands: Demands,
-    /// The rate of the transfer when no other transfer shares its resources.
+    /// The largest rate of the transfer, whatever its resources allow.
     rate_max: f64,
     /// The number of bytes that had not been moved at the time `since`.
     remaining: f64,

@@ -2,7 +2,8 @@
 //!
 //! Only the end of the issue of a copy and the end of its transfer are events, because only they
 //! change what lanes share. Signals and waits in between are handled at once, ahead of the clock if
-//! they take time. They change only their own lane and the times of flags.
+//! they take time. Apart from their own lane, they change only the times of flags, and wake the
+//! lanes that wait for these flags.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -206,7 +207,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Executes the next steps of a lane, until the lane issues a copy, waits or ends.
+    /// Executes the next steps of a lane, until the lane begins to issue a copy, waits or ends.
     fn advance(&mut self, number: u32) {
         loop {
             let lane = &mut self.lanes[number as usize];
@@ -423,7 +424,7 @@ impl<'a> Machine<'a> {
             lane.busy += now - lane.busy_since;
         }
 
-        // Every transfer that moves bytes has a copy in flight.
+        // A transfer in progress always belongs to a copy in flight, so the copy is found.
         let has_ended = |copy: &CopyInFlight| copy.started.is_some_and(|(_, moved)| moved == flow);
         let index = lane.copies.iter().position(has_ended);
         let Some(copy) = index.and_then(|index| lane.copies.remove(index)) else { return };

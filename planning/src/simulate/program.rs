@@ -117,7 +117,7 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// Packs and adds the plan of the next rank in rank order.
+    /// Appends the steps of `plan`, the plan of the next rank in rank order, to the program.
     ///
     /// With `flagged`, lanes other than the home lane start and end by flags.
     ///

@@ -254,7 +254,8 @@ fn rank_use(machine: &Machine<'_>, lanes: usize, rank: Rank) -> RankUse {
 fn incast(topology: &Topology, flows: impl Fn(Rank) -> u32) -> Incast {
     let all = Rank::all(topology.ranks()).map(|rank| Incast { flows: flows(rank), rank });
 
-    // `max_by_key` returns the last of several maxima, which is the first rank in reverse order.
+    // `max_by_key` returns the last of several maxima, so in reverse order it returns the rank with
+    // the lowest number.
     all.rev().max_by_key(|incast| incast.flows).unwrap_or_default()
 }
 
@@ -307,7 +308,8 @@ impl UnresolvedStep {
 
 /// Returns the chain of steps that determine when the last lane ends, in order of time.
 fn critical_path(machine: &Machine<'_>, program: &Program) -> Vec<UnresolvedStep> {
-    // `max_by_key` returns the last of several maxima, which is the first lane in reverse order.
+    // `max_by_key` returns the last of several maxima, so in reverse order it returns the lane with
+    // the lowest number.
     let last = machine.lanes.iter().rev().max_by_key(|lane| lane.at);
     let mut step = last.map_or(NO_STEP, |lane| lane.cause);
 

@@ -292,7 +292,7 @@ pub(super) struct Completions {
     /// For each lane, the waits that prove to its rank that all copies of the lane have read their
     /// sources.
     lane_ends: Vec<WaitRange>,
-    /// For each lane, whether its rank completes a start only after the lane has ended.
+    /// For each lane, whether its rank waits for the end of the lane before it ends the operation.
     joins_home: Vec<bool>,
     /// For each followed rank, the lanes that get data from this rank.
     getters: Vec<Vec<Getter>>,
@@ -403,7 +403,8 @@ impl Completions {
         self.lane_ends[lane]
     }
 
-    /// Returns whether the rank of `lane` completes a start only after this lane has ended.
+    /// Returns whether the rank of `lane` waits for the end of this lane before it ends the
+    /// operation.
     pub(super) fn joins_home(&self, lane: usize) -> bool {
         self.joins_home[lane]
     }

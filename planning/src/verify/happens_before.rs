@@ -96,8 +96,8 @@ pub(super) struct Event {
 pub(super) struct HappensBefore<'a> {
     set: &'a PlanSet,
     flags: &'a Flags,
-    /// The logical time between the beginnings of two starts, larger than the number of steps of
-    /// any lane.
+    /// The logical time from a step to the same step in the next start, larger than the number of
+    /// steps of any lane.
     pub(super) start_stride: i64,
     /// For each lane of the set, the indices of its wait steps.
     waits: Vec<Vec<usize>>,

@@ -64,8 +64,8 @@ pub struct Proof {
     pub chunks: u32,
     /// The number of consecutive runs of the operation that the verifier checked.
     pub starts: u32,
-    /// The number of copies, signals and waits that all ranks execute in one run of the operation.
-    /// It includes the entry and exit of each lane.
+    /// The number of copies, additions, signals and waits that all ranks execute in one run of the
+    /// operation. It includes the entry and exit of each lane.
     pub steps: usize,
     /// The number of flags that all ranks use in one run of the operation.
     pub flags: usize,

@@ -58,12 +58,14 @@ struct RaceCheck<'a> {
     later: Option<(u32, Fault)>,
 }
 
-/// States that `lane` of `rank` has reached step `at`, `age` starts before the examined start.
+/// States that a lane has reached a step, in the examined start or in an earlier one.
 #[derive(Clone, Copy)]
 struct Fact {
     rank: Rank,
     lane: LaneId,
+    /// The index of the step in the lane, or the number of its steps if the lane has ended.
     at: usize,
+    /// The number of starts from the start of the fact to the examined start.
     age: u32,
 }
 
@@ -183,16 +185,16 @@ impl RaceCheck<'_> {
         self.happens_before.time(self.last_start() - i64::from(fact.age), fact.at)
     }
 
-    /// Returns whether the vector clock covers `fact`, directly or through a later fact of the same
-    /// rank.
+    /// Returns whether the vector clock covers `fact` directly, or through a later entry of the
+    /// same rank or of the current rank.
     fn is_implied(&self, current: Current, fact: Fact) -> bool {
         let entry = self.set.clock_index(fact.rank, fact.lane);
         if self.clocks.time(current.lane, entry) >= self.time(fact) {
             return true;
         }
 
-        // Only an entry into a later start implies a fact, and none after the examined start has
-        // begun.
+        // A fact can only be implied by an entry into a later start, and the examined start is the
+        // last that any rank has entered.
         let Some(age) = fact.age.checked_sub(1) else { return false };
 
         // A rank that has entered the next start has ended lane 0, and with it the lanes that join
@@ -203,8 +205,9 @@ impl RaceCheck<'_> {
             return joins_home && self.is_implied(current, Fact::entered(fact.rank, age));
         }
 
-        // Without data of every rank, the current rank cannot conclude anything. The root of a
-        // broadcast, for example, gets no data from others.
+        // What is left is the entry of a rank into the start of the fact. Without data of every
+        // rank, the current rank cannot conclude anything. The root of a broadcast, for example,
+        // gets no data from others.
         if !self.set.collective.hears_from_everyone(current.rank, self.set.ranks) {
             return false;
         }
