@@ -376,5 +376,5 @@ fn messages_for_a_rank_without_a_listener_are_limited() {
     let Notice::Abort { from: Rank(0), record } = abort else { panic!("{abort:?}") };
     let record: AbortRecord = postcard::from_bytes(&record).unwrap();
     assert_eq!(record.peer, Some(Rank(1)));
-    assert_snapshot!(record.text, @"rank 1 is lost: it sent more than 8388608 bytes of messages to a rank that does not listen yet");
+    assert_snapshot!(record.text, @"rank 1 is lost: the messages that wait for a listener on one rank take more than 8388608 bytes, and of those in this group it sent the largest part");
 }
