@@ -17,7 +17,8 @@ pub(crate) struct Goal {
     pub(crate) is_by_pair: bool,
 }
 
-/// The maximum number of ranks of a collective with a length for each pair. These lengths take 128 MiB.
+/// The maximum number of ranks of a collective with a length for each pair. These lengths take 128
+/// MiB.
 const RANKS_BY_PAIR_MAX: usize = 4096;
 
 const BY_PAIR: Goal = Goal { collective: Collective::AllToAll, is_by_pair: true };
@@ -34,7 +35,8 @@ pub(crate) struct GoalOptions {
 
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct RootOption {
-    /// Set the rank that the others send to (gather, reduce) or receive from (broadcast, scatter), such as 2
+    /// Set the rank that the others send to (gather, reduce) or receive from (broadcast, scatter),
+    /// such as 2
     #[arg(long, default_value_t = 0, value_name = "RANK")]
     root: u32,
 }
@@ -118,6 +120,7 @@ impl Goal {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+
         let tensor = |lengths: &Vec<u64>| Lengths::by_rank(lengths);
         let blocks = if self.is_by_pair {
             let row =

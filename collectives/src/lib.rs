@@ -1,7 +1,9 @@
-//! Collective operations such as all-gather on copy engines and NICs, for every backend of [`peerlane_hal`].
+//! Collective operations such as all-gather on copy engines and NICs, for every backend of
+//! [`peerlane_hal`].
 //!
 //! A [`Collective`](collective::Collective) states a goal. A [schedule] turns it into one
-//! [plan](plan::Plan) for each rank, the [verifier](verify) proves the plans, and a [group](group::Group) runs them.
+//! [plan](plan::Plan) for each rank, the [verifier](verify) proves the plans, and a
+//! [group](group::Group) runs them.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -30,7 +32,8 @@ pub(crate) use peerlane_planning::units;
 #[doc(inline)]
 pub use peerlane_planning::{collective, cost, layout, plan, schedule, topology, trace, verify};
 
-/// Names the primitives of the module that `tests/tests/orderings.rs` compiles once more, with those of loom.
+/// Names the primitives of the module that `tests/tests/orderings.rs` compiles once more, with
+/// those of loom.
 mod sync {
     pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
     pub(crate) use std::sync::{Condvar, Mutex, PoisonError};

@@ -7,14 +7,15 @@
 //! | [`CopyEngine`] | runs [`Op`]s in order: put, get, signal, wait and reduce |
 //! | [`StreamOrdered`] | orders an engine against a stream of the caller, if the backend has streams |
 //!
-//! The [`contract`] states what every backend promises. A [`DynFabric`] is a fabric of any backend, chosen at run time.
+//! The [`contract`] states what every backend promises. A [`DynFabric`] is a fabric of any backend,
+//! chosen at run time.
 //!
 //! - To support an accelerator, read [`for_backend_authors`].
 //! - To write an algorithm or a runtime on these traits, read [`for_algorithm_authors`].
 //! - To run collectives, use the crate `peerlane`.
 //!
-//! The crate `peerlane-host` is the reference backend, whose ranks are threads or processes of one machine. The crate
-//! `peerlane-toolkit` holds the parts that backends share.
+//! The crate `peerlane-host` is the reference backend, whose ranks are threads or processes of one
+//! machine. The crate `peerlane-toolkit` holds the parts that backends share.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("Peerlane runs on Linux only");

@@ -1,7 +1,8 @@
-//! `cargo xtask miri`: interprets unit tests with Miri, which finds undefined behaviour, data races and leaks.
+//! `cargo xtask miri`: interprets unit tests with Miri, which finds undefined behaviour, data races
+//! and leaks.
 //!
-//! Code runs a thousand times slower under Miri, which supports few system calls. It therefore runs only the unit tests of
-//! libraries that need no device, without those of [`LEFT_OUT`].
+//! Code runs a thousand times slower under Miri, which supports few system calls. It therefore runs
+//! only the unit tests of libraries that need no device, without those of [`LEFT_OUT`].
 
 use std::process::Command;
 
@@ -14,8 +15,9 @@ const TOOLCHAIN: &str = "nightly-2026-03-15";
 /// The folder of the standard libraries that Miri interprets, each of which is built once.
 const SYSROOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/miri-sysroot");
 
-/// The options of Miri. Calls that would leave the interpreter, such as opening a file, return an error. Insta looks for its
-/// settings in a folder that cannot be opened, because Miri starts no process that would tell the folder of the workspace.
+/// The options of Miri. Calls that would leave the interpreter, such as opening a file, return an
+/// error. Insta looks for its settings in a folder that cannot be opened, because Miri starts no
+/// process that would tell the folder of the workspace.
 const FLAGS: &str = "-Zmiri-isolation-error=hide -Zmiri-env-set=INSTA_WORKSPACE_ROOT=/";
 
 /// The packages whose unit tests run.
@@ -27,7 +29,8 @@ const PACKAGES: [&str; 5] = [
     "peerlane-capi",
 ];
 
-/// Lists the tests that Miri does not run: the package, the test or a module with its `::`, and the reason.
+/// Lists the tests that Miri does not run: the package, the test or a module with its `::`, and the
+/// reason.
 const LEFT_OUT: [(&str, &str, &str); 20] = [
     ("peerlane-capi", "handle::tests::no_handle_is_given_twice", LONG),
     ("peerlane-hal", "reduction::tests::f16_and_bf16_are_converted_as_by_the_crate_half", LONG),

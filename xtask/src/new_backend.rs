@@ -1,5 +1,5 @@
-//! `cargo xtask new-backend`: generates a crate for a new accelerator from `tests/loopback`, which passes the contract suite from
-//! the beginning.
+//! `cargo xtask new-backend`: generates a crate for a new accelerator from `tests/loopback`, which
+//! passes the contract suite from the beginning.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -98,10 +98,11 @@ fn generate(name: &str, outside: Option<&Path>) -> Outcome {
     Ok(())
 }
 
-/// Generates a backend outside of the workspace and tests it, and checks one in a copy of the repository, for the gate.
+/// Generates a backend outside of the workspace and tests it, and checks one in a copy of the
+/// repository, for the gate.
 ///
-/// Both have the same sources, so that the tests run once. In the copy, what was added to the lists of the workspace is
-/// checked.
+/// Both have the same sources, so that the tests run once. In the copy, what was added to the lists
+/// of the workspace is checked.
 pub(crate) fn check() -> Outcome {
     let metadata = workspace::members()?;
     let root = &metadata.workspace_root;
@@ -116,7 +117,8 @@ pub(crate) fn check() -> Outcome {
 
     generate("example", Some(&folder))?;
     let outside = folder.join("peerlane-example");
-    // The versions of this workspace, in its target folder, so that no dependency is compiled again.
+    // The versions of this workspace, in its target folder, so that no dependency is compiled
+    // again.
     std::fs::copy(root.join("Cargo.lock"), outside.join("Cargo.lock"))?;
     run_in(&outside, "", cargo(["test"]))?;
 
@@ -151,6 +153,7 @@ fn check_name(name: &str) -> Outcome {
         );
         return Err(text.into());
     }
+
     if TAKEN.contains(&name) {
         return Err(
             format!("the name is {name:?}, which Peerlane uses already; choose another").into()
@@ -175,6 +178,7 @@ fn renamed(text: &str, name: &str) -> String {
 /// Replaces what a package inherits from the workspace.
 fn manifest_outside(text: &str, root: &Path) -> Outcome<String> {
     let root = root.to_str().ok_or("the path of the repository is not UTF-8")?;
+
     let folders = [
         ("peerlane-hal", "hal"),
         ("peerlane-toolkit", "hal/toolkit"),
@@ -191,6 +195,7 @@ fn manifest_outside(text: &str, root: &Path) -> Outcome<String> {
         ("categories.workspace = true\n", ""),
         ("\n[lints]\nworkspace = true\n", "\n[workspace]\n"),
     ];
+
     let mut text = text.to_owned();
     for (from, to) in inherited {
         text = text.replace(from, to);
@@ -199,6 +204,7 @@ fn manifest_outside(text: &str, root: &Path) -> Outcome<String> {
         let to = format!("{package} = {{ path = \"{root}/{folder}\" }}");
         text = text.replace(&format!("{package}.workspace = true"), &to);
     }
+
     match text.contains("workspace = true") {
         true => Err("the template inherits a field that new_backend.rs does not know".into()),
         false => Ok(text),
@@ -213,6 +219,7 @@ fn register(root: &Path, name: &str) -> Outcome {
         let at = text.find(before).ok_or_else(|| format!("{file} has no {before:?}"))?;
         std::fs::write(path, format!("{}{added}{}", &text[..at], &text[at..]))?;
     }
+
     for (file, list) in COUNTED {
         let path = root.join(file);
         let text = std::fs::read_to_string(&path)?;
@@ -223,19 +230,22 @@ fn register(root: &Path, name: &str) -> Outcome {
         let (head, count, rest) = counted.ok_or_else(|| format!("{file} has no list {list:?}"))?;
         std::fs::write(path, format!("{head}{list}{}]{rest}", count + 1))?;
     }
+
+    // The added lines are sorted among the others.
     process::run(cargo(["fmt", "--package", "peerlane"]).current_dir(root))
 }
 
 /// The lists whose types contain their lengths.
 const COUNTED: [(&str, &str); 1] = [("src/open/survey.rs", "ALL: [Self; ")];
 
-/// The files that list backends, the text before which something is added, and what is added.
+/// Returns the files that list backends, each with a text in it and what is added before that text.
 fn entries(name: &str) -> Vec<(&'static str, &'static str, String)> {
     let dependencies = "\"peerlane-hal\", \"peerlane-toolkit\", \"peerlane-conformance\", \"peerlane-collectives\", \"peerlane-host\"";
     let words = name.split('_').filter(|word| !word.is_empty());
     let variant: String =
         words.map(|word| format!("{}{}", word[..1].to_uppercase(), &word[1..])).collect();
     let crate_name = format!("peerlane_{name}");
+
     vec![
         ("Cargo.toml", "\"planning\", \"bootstrap\", ", format!("\"backend-{name}\", ")),
         (

@@ -294,7 +294,7 @@ impl FrameSender {
         self.queued_bytes.load(Ordering::Relaxed) > OUTBOX_BYTES_MAX + result
     }
 
-    /// Sets the size of the next exchange result, by which the limit of the queue grows.
+    /// Stores the size of the next exchange result, which may wait in addition to the limit.
     pub(super) fn note_result(&self, bytes: usize) {
         self.result_bytes.store(bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,5 @@
-//! Plots the bandwidth of a simulation, and its duration by cause on the critical path, over the size.
+//! Plots the bandwidth of a simulation, and its duration by cause on the critical path, over the
+//! size.
 
 use peerlane::planning::plan::Step;
 use peerlane_planning::simulate::{LinkClass, Simulation};
@@ -23,16 +24,19 @@ pub(super) fn plot(title: &str, scenario: &Scenario, options: &Options) -> Resul
         let runs = smaller.runs(options)?;
         points.extend(fastest(runs).map(|run| (bytes, run.simulation)));
     }
+
     let line = |name, index, value: &dyn Fn(f64, &Simulation) -> f64| {
         let points = points.iter().map(|(bytes, simulation)| (*bytes, value(*bytes, simulation)));
         Line::new(name, index, points)
     };
     let bandwidth = |bytes: f64, simulation: &Simulation| bytes / 1e9 / simulation.seconds();
     let total = |_: f64, simulation: &Simulation| simulation.end_ps() as f64 / 1e6;
+
     let mut time = vec![line("all", 0, &total)];
     time.extend(CAUSES.iter().enumerate().map(|(cause, name)| {
         line(*name, cause + 1, &|_, simulation| by_cause(simulation)[cause] as f64 / 1e6)
     }));
+
     panels(
         title,
         &Panel {

@@ -46,18 +46,8 @@ pub(super) const HIERARCHICAL: Schedule = Schedule {
     traffic,
 };
 
-pub(super) const HIERARCHICAL_RING: Schedule = Schedule {
-    algorithm: Algorithm::HierarchicalRing,
-    suits: |collective| collective == Collective::AllGather,
-    lanes: ring_lanes,
-    redundant,
-    forwards,
-    gets: false,
-    needs_measurements: |_, _| false,
-    lane_count: |nodes, _| if nodes > 1 { 2 } else { 1 },
-    estimate,
-    traffic,
-};
+pub(super) const HIERARCHICAL_RING: Schedule =
+    Schedule { algorithm: Algorithm::HierarchicalRing, lanes: ring_lanes, ..HIERARCHICAL };
 
 fn redundant(sums: &ClusterSums) -> Option<&'static str> {
     (sums.nodes == 1).then_some("there is one node")

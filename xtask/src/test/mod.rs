@@ -29,7 +29,8 @@ pub(crate) struct Options {
     /// Also run the test programs that take long, and the RDMA tests in the virtual machine.
     #[arg(long)]
     all: bool,
-    /// Run only the tests of crates that differ from a commit, by default HEAD, and of those that depend on them.
+    /// Run only the tests of crates that differ from a commit, by default HEAD, and of those that
+    /// depend on them.
     #[arg(long, value_name = "REV", num_args = 0..=1, default_missing_value = "HEAD", conflicts_with = "all")]
     changed: Option<String>,
 }
@@ -55,8 +56,8 @@ enum Backend {
     All,
 }
 
-/// The test programs that only `cargo xtask test --all` runs, and what each adds to the others. They take three
-/// quarters of the time of all tests.
+/// The test programs that only `cargo xtask test --all` runs, and what each adds to the others.
+/// They take three quarters of the time of all tests.
 const LONG: [(&str, &str); 16] = [
     ("all_gather_simulation", "all-gathers under many seeds"),
     ("checks_can_fail", "every check against a broken backend"),
@@ -143,7 +144,8 @@ fn add_not_covered(added: impl IntoIterator<Item = String>) -> Outcome {
     Ok(fs::write(NOT_COVERED, lines.join("\n"))?)
 }
 
-/// Removes the tests of RDMA from what [`not_covered`] returns, because they have run in a virtual machine.
+/// Removes the tests of RDMA from what [`not_covered`] returns, because they have run in a virtual
+/// machine.
 fn forget_rdma() -> Outcome {
     let lines = not_covered().into_iter().filter(|line| !line.starts_with(RDMA));
     Ok(fs::write(NOT_COVERED, lines.collect::<Vec<_>>().join("\n"))?)
@@ -168,7 +170,8 @@ fn run_backend(options: &Options) -> Outcome {
     }
 }
 
-/// Runs the test programs that take little time; if `since` is a commit, only those of crates that changed since then.
+/// Runs the test programs that take little time; if `since` is a commit, only those of crates that
+/// changed since then.
 fn short(since: Option<&str>) -> Outcome {
     let metadata = workspace::members()?;
     let names = short_programs(&metadata);
@@ -178,8 +181,9 @@ fn short(since: Option<&str>) -> Outcome {
     command.args(names.iter().flat_map(|name| ["--test", name]));
     let mut documentation = cargo(["test", "--workspace", "--doc"]);
     for command in [&mut examples, &mut command, &mut documentation] {
-        // The packages are the same in all commands, also for few changes, so that cargo builds dependencies once. Those of the
-        // Python module would be built with other features than `cargo run -p peerlane-cli` builds them.
+        // The packages are the same in all commands, also for few changes, so that cargo builds
+        // dependencies once. Those of the Python module would be built with other features than
+        // `cargo run -p peerlane-cli` builds them.
         let excluded = LONG_PACKAGES.iter().chain(&[XTASK, "peerlane-python"]);
         command.args(excluded.flat_map(|package| ["--exclude", package]));
     }
@@ -210,10 +214,11 @@ fn short(since: Option<&str>) -> Outcome {
     outcome
 }
 
-/// Runs all test programs, and then those of RDMA in a virtual machine if this machine can boot one: emulated processors
-/// need all real ones.
+/// Runs all test programs, and then those of RDMA in a virtual machine if this machine can boot
+/// one: emulated processors need all real ones.
 fn long() -> Outcome {
     let mut programs = programs(workspace_commands())?;
+
     let unavailable = peerlane_rxe_vm::unavailable();
     if unavailable.is_none() {
         let mut command = Command::new(std::env::current_exe()?);
@@ -222,6 +227,7 @@ fn long() -> Outcome {
         program.alone = true;
         programs.push(program);
     }
+
     let outcome = run_programs(programs, at_once());
     note_drivers()?;
     match unavailable {
@@ -297,8 +303,8 @@ impl Gpu {
             command.env(self.driver, "device");
         }
         if self.exists() {
-            // Streams of one process share the hardware queues of a device: the waits of one test delay the streams
-            // of another. The conformance programs decide themselves.
+            // Streams of one process share the hardware queues of a device: the waits of one test
+            // delay the streams of another. The conformance programs decide themselves.
             command.env("RUST_TEST_THREADS", "1");
         }
         // Programs that share a GPU take turns on it.
@@ -311,7 +317,8 @@ fn workspace_tests() -> Outcome {
     tests(workspace_commands())
 }
 
-/// Returns the commands for all tests of the workspace, with more seeds and random plans than the short tests have.
+/// Returns the commands for all tests of the workspace, with more seeds and random plans than the
+/// short tests have.
 fn workspace_commands() -> [Command; 3] {
     let mut programs = workspace_programs();
     programs.env("PEERLANE_SEEDS", "20000");
@@ -324,13 +331,15 @@ fn workspace_programs() -> Command {
     cargo(["test", "--workspace", "--exclude", XTASK])
 }
 
-/// Returns the command for the tests of this program, whose dependencies are built as for the program itself. In one command
-/// with the others, cargo would build theirs with the features that these need, and once more without.
+/// Returns the command for the tests of this program, whose dependencies are built as for the
+/// program itself. In one command with the others, cargo would build theirs with the features that
+/// these need, and once more without.
 fn own_tests() -> Command {
     cargo(["test", "--package", XTASK])
 }
 
-/// Returns the number of test programs that run at once: more than there are cores, because many tests sleep.
+/// Returns the number of test programs that run at once: more than there are cores, because many
+/// tests sleep.
 fn at_once() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     cores + cores.div_ceil(2)

@@ -1,7 +1,8 @@
-//! Builds test programs and runs several at a time. A program that needs all processors runs when the others have ended.
+//! Builds test programs and runs several at a time. A program that needs all processors runs when
+//! the others have ended.
 //!
-//! The output of a program is kept in a file below
-//! `target/tests` and printed when the program has ended. A later run begins with the programs that took longest.
+//! The output of a program is kept in a file below `target/tests` and printed when the program has
+//! ended. A later run begins with the programs that took longest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -18,7 +19,8 @@ use crate::workspace;
 use peerlane_rxe_vm::Totals;
 use peerlane_rxe_vm::process::{self, Outcome};
 
-/// Time after which a program is killed: longer than the limit of one program of the virtual machine, so that the machine reports it.
+/// Time after which a program is killed: longer than the limit of one program of the virtual
+/// machine, so that the machine reports it.
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 /// The lines of a failed test that the list of failures repeats, because a log may be cut.
 const PRINTED_LINES: usize = 15;
@@ -26,14 +28,16 @@ const PRINTED_LINES: usize = 15;
 const LOOK: Duration = Duration::from_millis(20);
 /// The number of slow tests that are listed.
 const SLOWEST: usize = 20;
-/// The folder of the outputs. The unit tests of this file run beside a real run, whose outputs they leave alone.
+/// The folder of the outputs. The unit tests of this file run beside a real run, whose outputs they
+/// leave alone.
 const FOLDER: &str = match cfg!(test) {
     true => concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tests-of-xtask"),
     false => concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tests"),
 };
 /// Begins a line by which a test says what it did not cover; `: ` and the reason follow.
 const NOT_COVERED: &str = "not covered: ";
-/// The test programs in which nothing may run, and why. In any other program of tests, something must run.
+/// The test programs in which nothing may run, and why. In any other program of tests, something
+/// must run.
 const MAY_RUN_NOTHING: [(&str, &str); 8] = [
     ("peerlane-ibverbs-sys layout", "needs the header of libibverbs"),
     ("peerlane-hip-sys releases", "compares with libraries that `cargo xtask test rocm` fetches"),
@@ -44,8 +48,8 @@ const MAY_RUN_NOTHING: [(&str, &str); 8] = [
     ("peerlane-tests rdma_mixed", "needs network namespaces with RDMA devices"),
     ("peerlane-tests rdma_processes", "needs network namespaces with RDMA devices"),
 ];
-/// The programs that run one test at a time: what they measure does not count the time in which threads wait for a
-/// processor, and those of another test would hide that of the measured one.
+/// The programs that run one test at a time: what they measure does not count the time in which
+/// threads wait for a processor, and those of another test would hide that of the measured one.
 const ONE_AT_A_TIME: [&str; 3] =
     ["peerlane-bootstrap bootstrap", "peerlane-collectives groups", "peerlane-tests streams"];
 /// The file with the seconds that each program took last.
@@ -88,15 +92,18 @@ pub(super) fn artifacts(build: &mut Command) -> Outcome<Vec<Artifact>> {
     Ok(artifacts)
 }
 
-/// Builds the programs that a `cargo test` command would run. They get its variables, and its arguments after `--`.
+/// Builds the programs that a `cargo test` command would run. They get its variables, and its
+/// arguments after `--`.
 pub(super) fn build(command: &Command) -> Outcome<Vec<Program>> {
     let arguments: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
     let mut parts = arguments.splitn(2, |argument| argument == "--");
     let (of_cargo, of_programs) =
         (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+
     let mut build = Command::new(command.get_program());
     let artifacts = artifacts(build.args(of_cargo))?;
     let metadata = workspace::members()?;
+
     let mut programs = Vec::new();
     for artifact in artifacts {
         let Some(file) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
@@ -110,6 +117,7 @@ pub(super) fn build(command: &Command) -> Outcome<Vec<Program>> {
             [TargetKind::Example] => format!("--example {}", target.name),
             _ => "--lib".to_owned(),
         };
+
         let mut run = Command::new(file);
         run.args(of_programs).current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
         for (name, value) in command.get_envs() {
@@ -118,6 +126,7 @@ pub(super) fn build(command: &Command) -> Outcome<Vec<Program>> {
                 None => run.env_remove(name),
             };
         }
+
         programs.push(Program {
             name: format!("{} {}", package.name, selection.trim_start_matches("--test ")),
             command: run,
@@ -164,22 +173,27 @@ pub(super) struct Results {
     pub(super) slowest: Vec<Timed>,
 }
 
-/// Runs programs, `at_once` of them at a time and then those that run alone, and prints the output of each when it has
-/// ended.
+/// Runs programs, `at_once` of them at a time and then those that run alone, and prints the output
+/// of each when it has ended.
 pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<Results> {
     fs::create_dir_all(FOLDER)?;
     let mut seconds = read_seconds();
+
+    // The queue is taken from its end, so that the longest programs begin first.
     programs.sort_by_key(|program| {
         let is_long = program.package.is_none()
             || super::LONG.iter().any(|(name, _)| program.name.ends_with(name));
         seconds.get(&program.name).copied().unwrap_or(if is_long { u64::MAX } else { 0 })
     });
+
     let (alone, others): (Vec<_>, Vec<_>) = programs.into_iter().partition(|program| program.alone);
     let mut results = run_all(others, at_once.max(1));
     results.extend(run_all(alone, 1));
+
     seconds.extend(results.iter().map(|ended| (ended.name.clone(), ended.took.as_secs())));
     let lines = seconds.iter().map(|(name, seconds)| format!("{seconds} {name}\n"));
     fs::write(Path::new(FOLDER).join(SECONDS), lines.collect::<String>())?;
+
     let mut all = Results::default();
     for result in results {
         all.totals.passed += result.totals.passed;
@@ -190,6 +204,7 @@ pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<Results
         let Ended { name, timed, .. } = result;
         all.slowest.extend(timed.into_iter().map(|(took, test)| (took, format!("{name} {test}"))));
     }
+
     all.slowest.sort_unstable_by(|a, b| b.cmp(a));
     all.slowest.truncate(SLOWEST);
     Ok(all)
@@ -199,6 +214,7 @@ pub(super) fn run(mut programs: Vec<Program>, at_once: usize) -> Outcome<Results
 fn run_all(programs: Vec<Program>, at_once: usize) -> Vec<Ended> {
     let queue = Mutex::new(programs);
     let results = Mutex::new(Vec::new());
+
     thread::scope(|scope| {
         for _ in 0..at_once {
             scope.spawn(|| {
@@ -206,6 +222,8 @@ fn run_all(programs: Vec<Program>, at_once: usize) -> Vec<Ended> {
                     let next = queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
                     let Some(program) = next else { return };
                     let (output, ended) = run_one(program);
+
+                    // Held while it prints, so that outputs do not mix.
                     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
                     println!("\n     Ran {} in {:.1} s", ended.name, ended.took.as_secs_f64());
                     print!("{output}");
@@ -293,8 +311,9 @@ fn run_one(mut program: Program) -> (String, Ended) {
     (output, Ended { name, took, totals, timed, failures, not_covered })
 }
 
-/// Returns what the output of a program says was not covered. A test that says so of itself, by its name without the modules, is
-/// counted as ignored although it has passed: a test of the standard harness cannot be ignored at run time.
+/// Returns what the output of a program says was not covered. A test that says so of itself, by its
+/// name without the modules, is counted as ignored although it has passed: a test of the standard
+/// harness cannot be ignored at run time.
 fn not_covered(output: &str, totals: &mut Totals) -> Vec<String> {
     let mut all = Vec::new();
     let passed = output.lines().filter_map(|line| line.strip_suffix("ok").and_then(begun_test));
@@ -326,7 +345,8 @@ fn printed<'a>(output: &'a str, test: &str) -> impl Iterator<Item = &'a str> {
     lines.filter(|line| !line.is_empty()).take(PRINTED_LINES)
 }
 
-/// Waits for a program while its output is watched, and kills it after [`LIMIT`]; returns `None` then.
+/// Waits for a program while its output is watched, and kills it after [`LIMIT`]; returns `None`
+/// then.
 fn wait(mut child: Child, watch: &mut Watch) -> std::io::Result<Option<ExitStatus>> {
     let start = Instant::now();
     loop {

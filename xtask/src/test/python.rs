@@ -1,6 +1,8 @@
-//! `cargo xtask test python`: checks the Python code, builds the wheel of the package, and tests it as installed.
+//! `cargo xtask test python`: checks the Python code, builds the wheel of the package, and tests it
+//! as installed.
 //!
-//! `cargo xtask wheel` builds the wheel alone. The tools are in virtual environments below `target/`, so that nothing is installed.
+//! `cargo xtask wheel` builds the wheel alone. The tools are in virtual environments below
+//! `target/`, so that nothing is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,8 +40,8 @@ pub(super) fn run(options: &Options) -> Outcome {
     Ok(())
 }
 
-/// Runs the checks and tests for the gate, or says what is missing for them. The program in the wheel is that of all tests,
-/// which run at the same time.
+/// Runs the checks and tests for the gate, or says what is missing for them. The program in the
+/// wheel is that of all tests, which run at the same time.
 pub(crate) fn run_if_possible() -> Outcome<Verdict> {
     if !process::answers(Command::new("python3").args(["-c", PYTHON])) {
         return Ok(Verdict::Skipped("it needs Python 3.11 with venv".into()));
@@ -122,7 +124,8 @@ impl Folders {
         Ok(wheel.path())
     }
 
-    /// Installs the wheel into an empty environment, and runs the first program of its page in the book.
+    /// Installs the wheel into an empty environment, and runs the first program of its page in the
+    /// book.
     fn run_first_page(&self, wheel: &Path) -> Outcome {
         let folder = self.target.join("empty");
         if folder.exists() {
@@ -130,10 +133,12 @@ impl Folders {
         }
         let wheel = wheel.to_str().ok_or("the path of the wheel is not UTF-8")?;
         let programs = self.environment("empty", &[wheel])?;
+
         let page = std::fs::read_to_string(self.package.join("../docs/book/uses/python.md"))?;
         let program = page.split("```python\n").nth(1).and_then(|rest| rest.split("```").next());
         let file = folder.join("first.py");
         std::fs::write(&file, program.ok_or("the page has no program")?)?;
+
         let printed = process::output(Command::new(programs.join("python")).arg(file))?;
         match printed.trim() {
             "[0.0, 1.0, 2.0, 3.0]" => Ok(()),
@@ -144,9 +149,11 @@ impl Folders {
     fn test(&self, environment: &Path, wheel: &Path, tests: &[&str]) -> Outcome {
         let mut pip = Command::new(environment.join("pip"));
         process::run(pip.args(["install", "-q", "--force-reinstall", "--no-deps"]).arg(wheel))?;
-        // The folder of the package is no place for modules, so that the tests import the installed wheel.
+        // The folder of the package is no place for modules, so that the tests import the installed
+        // wheel.
         let mut pytest = Command::new(environment.join("pytest"));
-        // Every rank is a process that imports NumPy, half of whose import starts threads for products that no test computes.
+        // Every rank is a process that imports NumPy, half of whose import starts threads for
+        // products that no test computes.
         pytest.env("OPENBLAS_NUM_THREADS", "1");
         process::run(pytest.args(tests).current_dir(&self.package))
     }

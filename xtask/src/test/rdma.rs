@@ -1,9 +1,9 @@
 //! `cargo xtask test rdma`: runs the tests of the RDMA backend on real verbs.
 //!
-//! A small virtual machine has a kernel with RDMA devices (soft RoCE), one on each of several nodes. The tests,
-//! libibverbs and the kernel driver are real; only the wire is a bridge. The emulator, the kernel and the guest's
-//! programs are packages that are unpacked below `target/rdma-vm`, not installed. Removing that folder fetches
-//! newer ones.
+//! A small virtual machine has a kernel with RDMA devices (soft RoCE), one on each of several
+//! nodes. The tests, libibverbs and the kernel driver are real; only the wire is a bridge. The
+//! emulator, the kernel and the guest's programs are packages that are unpacked below
+//! `target/rdma-vm`, not installed. Removing that folder fetches newer ones.
 
 use std::fs;
 use std::process::Command;
@@ -18,8 +18,8 @@ use super::programs::artifacts;
 use crate::workspace;
 use peerlane_rxe_vm::process::{Outcome, cargo};
 
-/// Time limit of a test program, after which it counts as hung. The slowest takes 2 minutes on two idle cores, and took
-/// 13 minutes on a busy machine.
+/// Time limit of a test program, after which it counts as hung. The slowest takes 2 minutes on two
+/// idle cores, and took 13 minutes on a busy machine.
 const LIMIT_SECONDS: u64 = 1800;
 /// Number of nodes of the virtual machine.
 const NODES: u32 = 3;
@@ -52,8 +52,8 @@ pub(super) struct Options {
     /// Also measure with ib_write_bw and other perftest programs.
     #[arg(long)]
     perftest: bool,
-    /// Run this line of shell in the virtual machine instead of the Rust tests, with the program `peerlane`
-    /// in the path; can be repeated.
+    /// Run this line of shell in the virtual machine instead of the Rust tests, with the program
+    /// `peerlane` in the path; can be repeated.
     #[arg(long, value_name = "LINE")]
     command: Vec<String>,
     /// Time limit of a test program or line of shell, in seconds; by default 1800.
@@ -94,6 +94,7 @@ fn here(options: &Options) -> Outcome {
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     devices.sort();
+
     if devices.is_empty() {
         return Err(format!(
             "there is no RDMA device here: {DEVICES} is empty or missing; \
@@ -101,6 +102,7 @@ fn here(options: &Options) -> Outcome {
         )
         .into());
     }
+
     let mut commands = commands(options);
     for command in &mut commands {
         if std::env::var_os(DEVICES_VARIABLE).is_none() {
@@ -141,7 +143,8 @@ fn build(metadata: &Metadata, options: &Options, built: &mut Programs) -> Outcom
     Ok(())
 }
 
-/// Adds a test program of RDMA, a program that these start, or the library that they open by its file.
+/// Adds a test program of RDMA, a program that these start, or the library that they open by its
+/// file.
 fn add(metadata: &Metadata, artifact: &Artifact, built: &mut Programs) -> Outcome {
     let name = &artifact.target.name;
     let is_test = artifact.profile.test;
@@ -223,8 +226,8 @@ fn jobs(
     let variables: Vec<String> = variables.iter().map(word).collect();
     let mut arguments: Vec<String> = options.arguments.iter().map(|word| quoted(word)).collect();
     if !options.arguments.iter().any(|word| word.starts_with("--test-threads")) {
-        // A test has several threads that wait for each other, and the guest has two processors: two tests at
-        // once take five times as long as one after the other.
+        // A test has several threads that wait for each other, and the guest has two processors:
+        // two tests at once take five times as long as one after the other.
         arguments.push("--test-threads=1".to_owned());
     }
     let limit = Duration::from_secs(options.limit.unwrap_or(LIMIT_SECONDS));

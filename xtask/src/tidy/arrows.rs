@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use super::{File, Finding, Tree};
 
-/// The dependencies that a crate may have, as `workspace.metadata.allowed-dependencies` in Cargo.toml lists them.
+/// The dependencies that a crate may have, as `workspace.metadata.allowed-dependencies` in
+/// Cargo.toml lists them.
 #[derive(Debug, Deserialize)]
 struct Allowed {
     /// The crates of this workspace.
@@ -31,6 +32,7 @@ pub(super) fn check(metadata: &Metadata, tree: &Tree) -> Vec<Finding> {
             return vec![Finding::new("Cargo.toml", 1, what, "list what each crate may depend on")];
         }
     };
+
     let mut findings = Vec::new();
     for package in metadata.workspace_packages() {
         let name = package.name.as_str();
@@ -39,8 +41,10 @@ pub(super) fn check(metadata: &Metadata, tree: &Tree) -> Vec<Finding> {
             findings.push(Finding::new("Cargo.toml", 1, what, "list what it may depend on"));
             continue;
         };
+
         let manifest = package.manifest_path.strip_prefix(&metadata.workspace_root);
         let manifest = manifest.unwrap_or(&package.manifest_path).as_str();
+
         for dependency in &package.dependencies {
             let development = dependency.kind == DependencyKind::Development;
             let in_workspace = rules.contains_key(&dependency.name);
@@ -56,8 +60,8 @@ pub(super) fn check(metadata: &Metadata, tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Returns what is wrong about a dependency and how to fix it. `development` is true for tests, examples and
-/// benchmarks.
+/// Returns what is wrong about a dependency and how to fix it. `development` is true for tests,
+/// examples and benchmarks.
 fn problem(
     name: &str,
     allowed: &Allowed,

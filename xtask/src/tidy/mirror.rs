@@ -70,7 +70,7 @@ mod tests {
     fn findings(change: impl Fn(&mut Vec<(&str, &str)>)) -> Vec<String> {
         let mut files = WHOLE.to_vec();
         change(&mut files);
-        texts(&check_backend(&Tree::of(&files), "b", &FILES))
+        texts(&check_backend(&Tree::from_texts(&files), "b", &FILES))
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `cargo xtask tidy`: checks the rules of the tree that no compiler checks.
 //!
-//! A rule is a function from the files to its findings. Its test holds a small violation. CONTRIBUTING.md lists
-//! the rules with their reasons.
+//! A rule is a function from the files to its findings. Its test holds a small violation.
+//! CONTRIBUTING.md lists the rules with their reasons.
 
 use std::fmt;
 use std::path::Path;
@@ -108,7 +108,7 @@ impl Tree {
     }
 
     #[cfg(test)]
-    fn of(files: &[(&str, &str)]) -> Self {
+    fn from_texts(files: &[(&str, &str)]) -> Self {
         let file = |&(path, text): &(&str, &str)| File { path: path.into(), text: text.into() };
         Self(files.iter().map(file).collect())
     }
@@ -140,7 +140,7 @@ impl File {
     }
 }
 
-/// The findings as `path:line what`, for tests that compare them literally.
+/// Returns the findings as `path:line what`, for tests that compare them literally.
 #[cfg(test)]
 fn texts(findings: &[Finding]) -> Vec<String> {
     findings.iter().map(|it| format!("{}:{} {}", it.path, it.line, it.what)).collect()

@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn names_without_a_topic_are_findings() {
         let source = "struct A;\n    pub(crate) const fn get_rank(&self) -> u32 {\n// fn get_x\n";
-        let tree = Tree::of(&[("a/src/utils.rs", ""), ("a/src/b.rs", source)]);
+        let tree = Tree::from_texts(&[("a/src/utils.rs", ""), ("a/src/b.rs", source)]);
         let findings: Vec<String> = check(&tree).iter().map(Finding::to_string).collect();
         assert_eq!(
             findings,
@@ -109,7 +109,7 @@ mod tests {
             "// struct Bed",
         ];
         let source = source.join("\n");
-        let tree = Tree::of(&[("cli/src/a.rs", &source)]);
+        let tree = Tree::from_texts(&[("cli/src/a.rs", &source)]);
         assert_eq!(
             texts(&check(&tree)),
             [
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_module_beside_its_folder_is_a_finding() {
-        let tree = Tree::of(&[
+        let tree = Tree::from_texts(&[
             ("a/src/b.rs", ""),
             ("a/src/b/c.rs", ""),
             ("a/src/bc.rs", ""),

@@ -1,8 +1,9 @@
 //! Checks how function bodies and comments read, in files outside of tests.
 //!
-//! A body of many lines has paragraphs, a summary begins with a verb, comments are short lines, and names
-//! can be searched. Files that nobody has rewritten yet are listed in `exempt.txt`. A file on the list that
-//! follows the rules is a finding, so that the list shrinks with the files that changes touch.
+//! A body of many lines has paragraphs, a summary begins with a verb, comments are short lines, and
+//! names can be searched. Files that nobody has rewritten yet are listed in `exempt.txt`. A file on
+//! the list that follows the rules is a finding, so that the list shrinks with the files that
+//! changes touch.
 
 use std::collections::BTreeSet;
 
@@ -130,7 +131,8 @@ fn braces(line: &str) -> i32 {
             '"' => in_text = !in_text,
             _ if in_text => {}
             '/' if chars.peek() == Some(&'/') => break,
-            // A brace in quotes is a character. Lifetimes have one quote only, and no brace behind it.
+            // A brace in quotes is a character. Lifetimes have one quote only, and no brace behind
+            // it.
             '\'' if matches!(chars.peek(), Some('{' | '}' | '"')) => drop(chars.next()),
             '{' => depth += 1,
             '}' => depth -= 1,
@@ -189,13 +191,17 @@ fn function_summary(file: &File, lines: &[(usize, &str)], index: usize) -> Optio
 
 /// Reports a summary that does not begin with a verb in the third person, or with one of our own.
 fn summary(file: &File, number: usize, text: &str) -> Option<Finding> {
+    // The modules of this program begin with their command: "`cargo xtask tidy`: checks …".
+    let command = text.strip_prefix("`cargo ").and_then(|rest| rest.split_once("`: "));
+    let text = command.map_or(text, |(_, what)| what);
     let first: String = text.chars().take_while(|c| c.is_alphanumeric()).collect();
     if let Some((verb, instead)) = VERBS.into_iter().find(|(verb, _)| first == *verb) {
         let what = format!("the summary begins with `{verb}`");
         return Some(Finding::new(&file.path, number, what, format!("write {instead} …")));
     }
 
-    let is_verb = first.starts_with(|c: char| c.is_uppercase()) && first.ends_with('s');
+    let is_word = command.is_some() || first.starts_with(|c: char| c.is_uppercase());
+    let is_verb = is_word && first.ends_with('s');
     (!is_verb && !text.is_empty()).then(|| {
         let what = format!("the summary begins with `{first}`");
         let mend = "begin with a verb in the third person, such as `Returns …`";
@@ -203,7 +209,8 @@ fn summary(file: &File, number: usize, text: &str) -> Option<Finding> {
     })
 }
 
-/// Reports a function, declared in the first line, whose long body has neither a blank line nor a comment.
+/// Reports a function, declared in the first line, whose long body has neither a blank line nor a
+/// comment.
 fn bare_body(file: &File, name: &str, lines: &[(usize, &str)]) -> Option<Finding> {
     let item = &lines[..item_lines(lines)];
     let head = item.iter().position(|(_, line)| braces(line) > 0)?;
@@ -224,7 +231,7 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Vec<String> {
-        texts(&check(&Tree::of(&[("a/src/b.rs", text)])))
+        texts(&check(&Tree::from_texts(&[("a/src/b.rs", text)])))
     }
 
     #[test]
@@ -246,13 +253,17 @@ mod tests {
     #[test]
     fn a_summary_begins_with_a_verb() {
         let text = "//! A module.\n\n/// Names a thing.\n///\n/// More.\n#[must_use]\nfn f() {}\n\
-                    /// The rate.\npub fn g() {}\n/// Returns a rate.\nfn h() {}\n/// A type.\nstruct S;\n";
+                    /// The rate.\npub fn g() {}\n/// Returns a rate.\nfn h() {}\n/// A
+                    /// type.\nstruct S;\n";
         let expected = [
             "a/src/b.rs:1 the summary begins with `A`",
             "a/src/b.rs:3 the summary begins with `Names`",
             "a/src/b.rs:8 the summary begins with `The`",
         ];
         assert_eq!(found(text), expected);
+        assert_eq!(found("//! `cargo xtask a`: checks a thing.\n"), [""; 0]);
+        let noun = ["a/src/b.rs:1 the summary begins with `a`"];
+        assert_eq!(found("//! `cargo xtask a`: a check.\n"), noun);
     }
 
     #[test]
@@ -276,7 +287,7 @@ mod tests {
             format!("{EXEMPT}:2 a/c.rs follows the rules of prose"),
             format!("{EXEMPT}:1 there is no file a/d.rs"),
         ];
-        assert_eq!(texts(&check(&Tree::of(&files))), expected);
-        assert_eq!(texts(&check(&Tree::of(&[("a/tests/b.rs", bad)]))), [""; 0]);
+        assert_eq!(texts(&check(&Tree::from_texts(&files))), expected);
+        assert_eq!(texts(&check(&Tree::from_texts(&[("a/tests/b.rs", bad)]))), [""; 0]);
     }
 }

@@ -1,4 +1,5 @@
-//! The methods of `Group` that return builders for collective operations such as all-gather, and open windows.
+//! Defines the methods of `Group` that return builders for collective operations such as
+//! all-gather, and that open windows.
 //!
 //! A start is complete when the whole output is; there are no handles for single blocks.
 
@@ -48,10 +49,12 @@ impl Group {
         OperationBuilder::new(self, collective, lens.into())
     }
 
-    /// Returns a builder for a reduce-scatter, in which every rank gets one block of the sum of all inputs.
+    /// Returns a builder for a reduce-scatter, in which every rank gets one block of the sum of all
+    /// inputs.
     ///
-    /// The input of each rank has a block of `block_len` elements for every rank, in rank order. The contributions are added in rank
-    /// order by the rank that gets the block, on its processor or by a kernel of its GPU. [`operator`](OperationBuilder::operator) sets another operator.
+    /// The input of each rank has a block of `block_len` elements for every rank, in rank order.
+    /// The contributions are added in rank order by the rank that gets the block, on its processor
+    /// or by a kernel of its GPU. [`operator`](OperationBuilder::operator) sets another operator.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -72,10 +75,12 @@ impl Group {
         self.operation(Collective::ReduceScatter, block_len)
     }
 
-    /// Returns a builder for an all-reduce of `len` elements, in which every rank gets the sum of all inputs.
+    /// Returns a builder for an all-reduce of `len` elements, in which every rank gets the sum of
+    /// all inputs.
     ///
-    /// Each rank adds the contributions to a part of the elements and passes the result on, so all ranks get equal bits. It adds in
-    /// rank order, or, [in place](OperationBuilder::in_place), its own contribution first. [`operator`](OperationBuilder::operator) sets another operator.
+    /// Each rank adds the contributions to a part of the elements and passes the result on, so all
+    /// ranks get equal bits. It adds in rank order, or, [in place](OperationBuilder::in_place), its
+    /// own contribution first. [`operator`](OperationBuilder::operator) sets another operator.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -97,15 +102,18 @@ impl Group {
         self.operation(Collective::AllReduce, len)
     }
 
-    /// Returns a builder for a reduce of `len` elements, in which one rank, the root, gets the sum of all inputs.
+    /// Returns a builder for a reduce of `len` elements, in which one rank, the root, gets the sum
+    /// of all inputs.
     pub fn reduce<T: Element>(&mut self, root: Rank, len: usize) -> OperationBuilder<'_, T> {
         self.operation(Collective::Reduce { root }, len)
     }
 
-    /// Returns a builder for an all-gather, in which every rank gets the block of every rank, in rank order.
+    /// Returns a builder for an all-gather, in which every rank gets the block of every rank, in
+    /// rank order.
     ///
-    /// The blocks have [equal or different lengths](BlockLens), and can consist of the pieces of several tensors. In the output,
-    /// each tensor has its pieces in rank order, without gaps. Chunks divide the data of a rank for all tensors together.
+    /// The blocks have [equal or different lengths](BlockLens), and can consist of the pieces of
+    /// several tensors. In the output, each tensor has its pieces in rank order, without gaps.
+    /// Chunks divide the data of a rank for all tensors together.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -144,8 +152,8 @@ impl Group {
 
     /// Returns a builder for a broadcast of `len` elements from rank `root` to all ranks.
     ///
-    /// On the root the input has `len` elements; on other ranks it is empty. In place, there is no input, and the root
-    /// fills the output before a start.
+    /// On the root the input has `len` elements; on other ranks it is empty. In place, there is no
+    /// input, and the root fills the output before a start.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -168,11 +176,12 @@ impl Group {
         self.operation(Collective::Broadcast { root }, len)
     }
 
-    /// Returns a builder for an all-to-all, in which every rank gets a different block from every rank.
+    /// Returns a builder for an all-to-all, in which every rank gets a different block from every
+    /// rank.
     ///
-    /// The input of each rank consists of one block for every rank, in rank order. The output consists of one block
-    /// from every rank, in rank order. It cannot run in place. Blocks of different lengths are described by
-    /// [`BlockLens::send_receive`].
+    /// The input of each rank consists of one block for every rank, in rank order. The output
+    /// consists of one block from every rank, in rank order. It cannot run in place. Blocks of
+    /// different lengths are described by [`BlockLens::send_receive`].
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -205,7 +214,8 @@ impl Group {
         self.operation(Collective::AllToAll, lens)
     }
 
-    /// Returns a builder for a gather, in which rank `root` gets the block of every rank, in rank order.
+    /// Returns a builder for a gather, in which rank `root` gets the block of every rank, in rank
+    /// order.
     ///
     /// Other ranks have no output. It cannot run in place.
     ///
@@ -233,10 +243,11 @@ impl Group {
         self.operation(Collective::Gather { root }, lens)
     }
 
-    /// Returns a builder for a scatter, in which every rank gets a different block from rank `root`.
+    /// Returns a builder for a scatter, in which every rank gets a different block from rank
+    /// `root`.
     ///
-    /// The input of the root consists of one block for every rank, in rank order. Other ranks have no input. It cannot run in
-    /// place.
+    /// The input of the root consists of one block for every rank, in rank order. Other ranks have
+    /// no input. It cannot run in place.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -264,9 +275,11 @@ impl Group {
         self.operation(Collective::Scatter { root }, lens)
     }
 
-    /// Opens a window with zeroed memory for `len` elements on every rank, and exchanges the remote keys. Collective.
+    /// Opens a window with zeroed memory for `len` elements on every rank, and exchanges the remote
+    /// keys. Collective.
     ///
-    /// Any number of operations can [use it](OperationBuilder::output_into) without another exchange of keys.
+    /// Any number of operations can [use it](OperationBuilder::output_into) without another
+    /// exchange of keys.
     ///
     /// # Errors
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch), naming the rank and the field that differs;
@@ -277,11 +290,12 @@ impl Group {
         window::open(self, None, wanted).map(Window::new)
     }
 
-    /// Opens a window as [`window`](Self::window), whose pages of host memory are taken from the system at their first use. Collective.
+    /// Opens a window as [`window`](Self::window), whose pages of host memory are taken from the
+    /// system at their first use. Collective.
     ///
-    /// It is for memory that may be used in part only. The first use of a page takes longer than the next ones. If the system has no
-    /// memory left then, it ends a process, instead of an error here. Memory of a device, and memory that is registered with a NIC, is
-    /// taken at once.
+    /// It is for memory that may be used in part only. The first use of a page takes longer than
+    /// the next ones. If the system has no memory left then, it ends a process, instead of an error
+    /// here. Memory of a device, and memory that is registered with a NIC, is taken at once.
     ///
     /// # Errors
     /// As [`window`](Self::window).
@@ -298,12 +312,13 @@ impl Group {
         window::open(self, region, wanted).map(Window::new)
     }
 
-    /// Plans the buffers of call sites, and opens one window for all of them, in which buffers that are not live at the same step
-    /// share memory. Collective.
+    /// Plans the buffers of call sites, and opens one window for all of them, in which buffers that
+    /// are not live at the same step share memory. Collective.
     ///
-    /// Each operation is then prepared over the range of its call site. The call sites must be equal on every rank.
-    /// Peers write to the output of an operation only while a start of it is open on this rank. So the memory of a buffer that is
-    /// no longer live can be used by the next operation without a barrier. Messages of a [channel](Self::channel) need one.
+    /// Each operation is then prepared over the range of its call site. The call sites must be
+    /// equal on every rank. Peers write to the output of an operation only while a start of it is
+    /// open on this rank. So the memory of a buffer that is no longer live can be used by the next
+    /// operation without a barrier. Messages of a [channel](Self::channel) need one.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -339,8 +354,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// As [`window`](Self::window) and [`plan_buffers`]. The field that differs can be one of a call site. With more than 64 call
-    /// sites, it is the digest of a range of them.
+    /// As [`window`](Self::window) and [`plan_buffers`]. The field that differs can be one of a
+    /// call site. With more than 64 call sites, it is the digest of a range of them.
     pub fn window_for<T: Element>(
         &mut self,
         call_sites: &[CallSite],
@@ -355,7 +370,8 @@ impl Group {
         Ok((Window::new(inner), planned?))
     }
 
-    /// Opens a window over memory that the caller has registered, with the same length on every rank. Collective.
+    /// Opens a window over memory that the caller has registered, with the same length on every
+    /// rank. Collective.
     ///
     /// # Errors
     /// As [`window`](Self::window).
@@ -365,17 +381,20 @@ impl Group {
         window::open(self, Some(buffer.into_region()), wanted).map(Window::new)
     }
 
-    /// Gives the memory of a window back to its owner, on every rank. Collective.
+    /// Returns the memory of a window to its owner, on every rank. Collective.
     ///
-    /// When this has succeeded, no rank can access the memory any more: memory that the caller has registered can be freed or
-    /// used for anything else. All operations and channels over the window must have been dropped on every rank.
+    /// When this has succeeded, no rank can access the memory any more: memory that the caller has
+    /// registered can be freed or used for anything else. All operations and channels over the
+    /// window must have been dropped on every rank.
     ///
     /// # Errors
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if a rank still has operations or channels over the window,
-    /// and [`Aborted`](peerlane_hal::ErrorKind::Aborted) on the other ranks. The error returns the window on every rank, and the
-    /// release can be tried again. Until it has succeeded, the memory stays in use, even if the window is dropped.
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if a rank still has operations
+    /// or channels over the window, and [`Aborted`](peerlane_hal::ErrorKind::Aborted) on the other
+    /// ranks. The error returns the window on every rank, and the release can be tried again. Until
+    /// it has succeeded, the memory stays in use, even if the window is dropped.
     ///
-    /// The reason why the group has ended. Then the memory stays in use until every rank has dropped its group.
+    /// The reason why the group has ended. Then the memory stays in use until every rank has
+    /// dropped its group.
     pub fn release<T: Element>(&mut self, window: Window<T>) -> Result<(), Unreleased<T>> {
         window::release(self, window.inner)
             .map_err(|(inner, error)| Unreleased { window: Window::new(inner), error })

@@ -11,9 +11,10 @@ use crate::layout::{BUFFERS_MAX, BlockBytes, BufferPosition, Lengths};
 
 /// The number of elements that each rank contributes to a collective operation.
 ///
-/// A block is what one rank provides for an output. Equal lengths are one number, and different lengths a list with one
-/// number for each rank, which can be 0: of the block that it provides, or in a scatter of the block that it receives.
-/// Except with [`send_receive`](Self::send_receive), every rank gives the same lengths.
+/// A block is what one rank provides for an output. Equal lengths are one number, and different
+/// lengths a list with one number for each rank, which can be 0: of the block that it provides, or
+/// in a scatter of the block that it receives. Except with [`send_receive`](Self::send_receive),
+/// every rank gives the same lengths.
 ///
 /// ```
 /// use peerlane_collectives::group::BlockLens;
@@ -41,18 +42,19 @@ struct PairLens {
 }
 
 impl BlockLens {
-    /// Returns the block lengths for several tensors, each with lengths of its own. The block of a rank is its pieces
-    /// of all tensors.
+    /// Returns the block lengths for several tensors, each with lengths of its own. The block of a
+    /// rank is its pieces of all tensors.
     pub fn tensors(lens: impl IntoIterator<Item = impl Into<Self>>) -> Self {
         Self(Kind::Tensors(lens.into_iter().map(Into::into).collect()))
     }
 
-    /// Returns the block lengths of an [all-to-all](crate::group::Group::all_to_all) whose blocks differ in length.
+    /// Returns the block lengths of an [all-to-all](crate::group::Group::all_to_all) whose blocks
+    /// differ in length.
     ///
     /// This rank sends `send[r]` elements to rank r and receives `receive[r]` elements from rank r.
     ///
-    /// Each rank gives its own lengths. They are exchanged when the operation is prepared, and what one rank sends to another
-    /// must be what the other receives from it.
+    /// Each rank gives its own lengths. They are exchanged when the operation is prepared, and what
+    /// one rank sends to another must be what the other receives from it.
     pub fn send_receive(send: &[usize], receive: &[usize]) -> Self {
         Self(Kind::SendReceive(PairLens { send: send.to_vec(), receive: receive.to_vec() }))
     }
@@ -61,7 +63,8 @@ impl BlockLens {
         if let Kind::Tensors(tensors) = &self.0 { tensors.len() } else { 1 }
     }
 
-    /// Returns the block lengths that this rank must tell the other ranks; `None` if all ranks know them already.
+    /// Returns the block lengths that this rank must tell the other ranks; `None` if all ranks know
+    /// them already.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they are not one for each rank.
@@ -76,11 +79,13 @@ impl BlockLens {
     /// Checks that each rank receives as many elements as its peer sends.
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch), naming two ranks of which one sends another length than the other receives.
+    /// [`Mismatch`](ErrorKind::Mismatch), naming two ranks of which one sends another length than
+    /// the other receives.
     pub(super) fn agreed(label: &str, offers: &[Offer]) -> Result<Self, Error> {
         let lens = |(rank, offer)| decode::<PairLens>("block lengths", offer, rank, 0);
         let ranks = || Rank::all(offers.len());
         let all = ranks().zip(offers).map(lens).collect::<Result<Vec<_>, _>>()?;
+
         for (from, to) in ranks().flat_map(|from| ranks().map(move |to| (from, to))) {
             let (sent, received) =
                 (all[from.index()].send.get(to.index()), all[to.index()].receive.get(from.index()));
@@ -94,6 +99,7 @@ impl BlockLens {
                 return Err(Error::new(ErrorKind::Mismatch, text));
             }
         }
+
         Ok(Self(Kind::Agreed(all)))
     }
 
@@ -106,11 +112,13 @@ impl BlockLens {
                 })
                 .collect::<Result<_, _>>()
                 .map(BlockBytes::ByTensor),
+
             Kind::Agreed(all) => Rank::all(all.len())
                 .zip(all)
                 .map(|(rank, lens)| each(dtype, &format!("send of rank {rank}"), &lens.send, ranks))
                 .collect::<Result<_, _>>()
                 .map(BlockBytes::ByPair),
+
             Kind::Equal(_) => self.lengths(dtype, "block_len", ranks).map(BlockBytes::ByRank),
             Kind::Each(_) | Kind::SendReceive(_) => {
                 self.lengths(dtype, "block_lens", ranks).map(BlockBytes::ByRank)
@@ -190,7 +198,8 @@ pub struct Destination {
     pub offset: usize,
 }
 
-/// Up to this number, ranks compare block lengths one by one, so that an error can name the one that differs.
+/// Up to this number, ranks compare block lengths one by one, so that an error can name the one
+/// that differs.
 const NAMED_LENGTHS_MAX: usize = 64;
 
 fn add_lengths(name: &str, lengths: &Lengths, fields: &mut Vec<(String, String)>) {
@@ -240,6 +249,7 @@ pub(super) fn positions(
         let text = format!("destinations has {seen} entries, expected {ranks}, one for each rank");
         return Err(invalid(text));
     }
+
     let position = |(block, to): (usize, &Destination)| {
         let buffer = u32::try_from(to.buffer).ok().filter(|&buffer| buffer < BUFFERS_MAX);
         let buffer = buffer.ok_or_else(|| {

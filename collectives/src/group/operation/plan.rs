@@ -1,4 +1,5 @@
-//! Chooses the algorithm of a collective operation, creates this rank's plan, and verifies the plans of all ranks.
+//! Chooses the algorithm of a collective operation, creates this rank's plan, and verifies the
+//! plans of all ranks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -21,10 +22,11 @@ use crate::schedule::{self, Shape, schedule};
 use crate::topology::Topology;
 use crate::verify::{self, Budget};
 
-/// Above this output size, a second output costs more cache than the saved flags are worth (docs/adr/0007).
+/// Above this output size, a second output costs more cache than the saved flags are worth
+/// (docs/adr/0007).
 const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
-/// Saving one phase of flags with a second output saves 7 to 20 µs up to this output size on GPUs, and 1 % beyond it
-/// (docs/perf/cuda-allgather.md).
+/// Saving one phase of flags with a second output saves 7 to 20 µs up to this output size on GPUs,
+/// and 1 % beyond it (docs/perf/cuda-allgather.md).
 const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 
 pub(super) struct GroupInfo<'a> {
@@ -75,7 +77,8 @@ pub(super) struct OperationPlan {
     pub(super) flag_tiers: FlagTiers,
     pub(super) flags: FlagLayout,
     pub(super) buffering: DoubleBuffering,
-    /// The number of low bits of a flag that hold the digest of lengths and places, if starts can have their own.
+    /// The number of low bits of a flag that hold the digest of lengths and places, if starts can
+    /// have their own.
     pub(super) digest_bits: u32,
     pub(super) proof: Arc<str>,
     /// Whether this plan or another one of the operation reads from peers.
@@ -87,12 +90,12 @@ pub(super) struct OperationPlan {
 const PLANS_MAX: usize = 4;
 
 impl OperationPlan {
-    /// Creates the plan of this rank together with its first copy engine, because the plan depends on what that engine
-    /// supports.
+    /// Creates the plan of this rank together with its first copy engine, because the plan depends
+    /// on what that engine supports.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a specification that does not fit the group, and the error of the
-    /// engine.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a specification that does not fit the
+    /// group, and the error of the engine.
     pub(super) fn new(
         spec: OperationSpec,
         group: &mut GroupInfo<'_>,
@@ -179,7 +182,8 @@ impl OperationPlan {
         })
     }
 
-    /// Chooses plans for starts that are shorter than the longest, largest first. All ranks choose alike.
+    /// Chooses plans for starts that are shorter than the longest, largest first. All ranks choose
+    /// alike.
     pub(super) fn shorter(&self, links: (&Links, bool)) -> Result<Vec<PlanRange>, Error> {
         let Method { algorithm, chunks, .. } = self.spec.method;
         let mut shorter: Vec<PlanRange> = Vec::new();
@@ -209,7 +213,8 @@ impl OperationPlan {
         Ok(shorter)
     }
 
-    /// Uses flags with room for those of `other`, so that plans can share flags: a flag with one name has one word.
+    /// Uses flags with room for those of `other`, so that plans can share flags: a flag with one
+    /// name has one word.
     pub(super) fn share_flags(&mut self, other: &Self) {
         self.gets |= other.gets;
         self.flags = self.flags.max(other.flags);
@@ -239,7 +244,8 @@ impl OperationPlan {
         }
     }
 
-    /// Returns the bytes of a buffer that Peerlane allocates for `rank`, once the placements of all ranks are known.
+    /// Returns the bytes of a buffer that Peerlane allocates for `rank`, once the placements of all
+    /// ranks are known.
     pub(super) fn block_bytes(&self, rank: Rank, buffer: BufferId) -> u64 {
         match buffer {
             BufferId::OUTPUT if self.plan.outputs > 1 => self.buffering.output_bytes(),
@@ -265,17 +271,20 @@ impl OperationPlan {
 
 fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
     check_timeout(spec.timeout)?;
+
     if let Err(text) = spec.collective.check(ranks, spec.in_place) {
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     if spec.collective.is_reduction() {
         check_reduction(spec)?;
     }
+
     if spec.capturable && spec.traced {
         let text = "trace and capturable are both set, expected at most one: replays of a graph \
                     cannot be traced";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
+
     if spec.resizable {
         check_resizable(spec)?;
     }
@@ -302,8 +311,8 @@ fn check_reduction(spec: &OperationSpec) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
-/// Returns whether an all-reduce is predicted to be faster if every rank sends its whole input to all others and adds everything,
-/// than if each rank adds one part and passes it on.
+/// Returns whether an all-reduce is predicted to be faster if every rank sends its whole input to
+/// all others and adds everything, than if each rank adds one part and passes it on.
 fn adds_whole(whole: &BlockBytes, topology: &Topology, tiers: bool, links: &Links) -> bool {
     let predicted = |collective, blocks: &BlockBytes| {
         let layout = Layout::of_blocks(collective, blocks.clone(), 1)?;
@@ -328,6 +337,8 @@ fn parts(blocks: &BlockBytes) -> Result<BlockBytes, Error> {
         let text = "the lengths of an all-reduce differ between ranks, expected one length";
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     };
+
+    // Parts begin at multiples of the alignment of chunks, and the last ones can be shorter.
     let units = u128::from(bytes.div_ceil(CHUNK_ALIGN_BYTES));
     let end = |rank: usize| {
         let units = units * rank as u128 / ranks as u128;
@@ -353,6 +364,7 @@ fn check_columns(spec: &OperationSpec) -> Result<(), Error> {
     } else {
         return Ok(());
     };
+
     let text = format!("{what} for an input or output that is a matrix");
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
@@ -390,7 +402,8 @@ fn outputs(
         if is_small && !spec.in_place && takes_turns && own { 2 } else { 1 }
     });
     if outputs > 1 && !takes_turns {
-        // A graph writes to the same memory at each replay, and the caller's buffers do not alternate.
+        // A graph writes to the same memory at each replay, and the caller's buffers do not
+        // alternate.
         let what = match spec.capturable {
             true => "a capturable operation",
             false => "an operation with given output buffers",
@@ -426,8 +439,11 @@ struct Needs {
     gets: bool,
 }
 
-/// Every rank chooses the algorithm by itself from values that are equal on all ranks. `known` are the links of the group, and
-/// whether they were measured.
+/// Returns the algorithm and chunks that `method` asks for, or those with the shortest predicted
+/// time.
+///
+/// Every rank chooses by itself, from values that are equal on all ranks. `known` are the links of
+/// the group, and whether they were measured.
 fn choose(
     method: &Method,
     topology: &Topology,
