@@ -76,6 +76,10 @@ typedef enum {
   PEERLANE_COLLECTIVE_ALL_REDUCE = 6,
   // The root gets the reduction of all inputs.
   PEERLANE_COLLECTIVE_REDUCE = 7,
+  // Every rank gets the reduction of the inputs of the ranks up to its own.
+  PEERLANE_COLLECTIVE_SCAN = 8,
+  // Every rank except rank 0 gets the reduction of the inputs of the ranks below its own.
+  PEERLANE_COLLECTIVE_EXSCAN = 9,
 } peerlane_collective;
 
 // The type of elements.
@@ -178,7 +182,7 @@ typedef struct {
   uint32_t reduction;
   // The rank that a broadcast, gather, scatter or reduce has as its root.
   uint32_t root;
-  // The number of elements of a block: what a rank gives to an output. In an all-reduce and a reduce, the number of elements of the
+  // The number of elements of a block: what a rank gives to an output. In an all-reduce, a reduce and scans, that of the
   // whole array.
   size_t count;
   // NULL, or the number of elements of the block of each rank, instead of `count`.

@@ -20,6 +20,10 @@ pub enum CollectiveNumber {
     AllReduce = 6,
     /// The root gets the reduction of all inputs.
     Reduce = 7,
+    /// Every rank gets the reduction of the inputs of the ranks up to its own.
+    Scan = 8,
+    /// Every rank except rank 0 gets the reduction of the inputs of the ranks below its own.
+    Exscan = 9,
 }
 
 /// The type of elements.
@@ -89,8 +93,10 @@ mod tests {
             C::ReduceScatter,
             C::AllReduce,
             C::Reduce,
+            C::Scan,
+            C::Exscan,
         ];
-        let names = Collective::all().map(|it| it.name().replace('-', ""));
+        let names = Collective::ALL.iter().map(|it| it.name().replace('-', ""));
         assert!(names.eq(collectives.iter().map(|it| name(it))));
         let dtypes = [
             D::U8,

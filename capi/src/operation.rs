@@ -37,7 +37,7 @@ pub struct OperationOptions {
     pub reduction: u32,
     /// The rank that a broadcast, gather, scatter or reduce has as its root.
     pub root: u32,
-    /// The number of elements of a block: what a rank gives to an output. In an all-reduce and a reduce, the number of elements of the
+    /// The number of elements of a block: what a rank gives to an output. In an all-reduce, a reduce and scans, that of the
     /// whole array.
     pub count: usize,
     /// NULL, or the number of elements of the block of each rank, instead of `count`.
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
 unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, Failure> {
     check_header(options.header_version)?;
 
-    let collective = numbered("collective", options.collective, Collective::all())?;
+    let collective = numbered("collective", options.collective, Collective::ALL.iter().copied())?;
     let operator = numbered("reduction", options.reduction, Operator::ALL)?;
     let dtype = numbered("dtype", options.dtype, DType::ALL)?;
     // SAFETY: the contract of this function says that the strings of the options end in zero.

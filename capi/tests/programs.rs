@@ -79,6 +79,13 @@ fn blocks_are_gathered_and_summed() {
 }
 
 #[test]
+fn sums_have_lengths_and_contributors_of_their_own() {
+    for ranks in [1, 2, 5] {
+        compile_and_run("reductions.c", ranks);
+    }
+}
+
+#[test]
 fn puts_and_signals_go_around_a_ring() {
     compile_and_run("ring.c", RANKS);
 }

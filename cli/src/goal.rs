@@ -50,7 +50,7 @@ pub(crate) fn parser(goals: impl Iterator<Item = Goal>) -> impl TypedValueParser
 impl Goal {
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         let of = |collective: Collective| Self { collective, is_by_pair: false };
-        Collective::all().map(of).chain([BY_PAIR])
+        Collective::ALL.iter().copied().map(of).chain([BY_PAIR])
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -70,18 +70,21 @@ impl Goal {
     }
 
     pub(crate) fn takes_lengths(self) -> bool {
-        match self.collective {
-            collective if collective.is_reduction() => false,
-            collective if collective.has_block_per_pair() => self.is_by_pair,
-            _ => !self.is_one_block(),
-        }
+        let collective = self.collective;
+        let has_blocks =
+            collective.has_input_block_per_receiver() || collective.has_output_block_per_provider();
+
+        self.is_by_pair || collective.lengths_may_differ() && has_blocks
     }
 
-    /// Returns whether all ranks receive the same single block, as in a broadcast.
+    /// Returns whether the output of a rank is a single block that is as long as an input, as in a
+    /// broadcast.
     pub(crate) fn is_one_block(self) -> bool {
-        let only_provider = self.collective.only_provider();
-        self.collective.has_equal_outputs()
-            && (only_provider.is_some() || matches!(self.collective, Collective::Reduce { .. }))
+        let collective = self.collective;
+        let reduces_to_one = collective.is_reduction() && collective.only_receiver().is_some();
+        let broadcasts = collective.has_equal_outputs() && collective.only_provider().is_some();
+
+        broadcasts || reduces_to_one || collective.contributes_whole_input()
     }
 
     pub(crate) fn with_root(self, RootOption { root }: RootOption) -> Result<Self> {

@@ -8,10 +8,14 @@
 //! the rank that provides it. In an all-to-all, each rank provides a different block for every
 //! output, so the output that holds a block is part of its name.
 //!
-//! In a reduction, a block of an output is the sum, or another operator, of one contribution of
-//! every rank. The rank that adds them provides the block.
+//! In a reduction, a block of an output is the sum, or another operator, of contributions of ranks.
+//! The rank that adds them provides the block, and the collective states whose contributions it
+//! adds and in which order.
+//!
+//! To add a collective, add a variant here and answer what the compiler then asks for.
 
 use std::fmt;
+use std::ops::Range;
 
 use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
@@ -56,12 +60,18 @@ pub enum Collective {
         #[serde(with = "RankNumber")]
         root: Rank,
     },
+    /// Every rank gets the sum of the inputs of the ranks up to its own (`MPI_Scan`).
+    Scan,
+    /// Every rank except rank 0 gets the sum of the inputs of the ranks below its own
+    /// (`MPI_Exscan`).
+    Exscan,
 }
 
-/// Selects the ranks that provide or receive blocks, which are all ranks or only one.
+/// Selects the ranks that provide or receive blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     All,
+    AllButFirst,
     Only(Rank),
 }
 
@@ -69,32 +79,33 @@ impl Side {
     fn contains(self, rank: Rank) -> bool {
         match self {
             Self::All => true,
+            Self::AllButFirst => rank != Rank(0),
             Self::Only(only) => rank == only,
         }
     }
 
     fn only(self) -> Option<Rank> {
         match self {
-            Self::All => None,
+            Self::All | Self::AllButFirst => None,
             Self::Only(rank) => Some(rank),
         }
     }
 }
 
 impl Collective {
-    /// All collectives that only copy, in the order of their declaration; those with a root have
-    /// root 0.
+    /// All collectives, in the order of their declaration; those with a root have root 0.
     pub const ALL: &'static [Self] = &[
         Self::AllGather,
         Self::Broadcast { root: Rank(0) },
         Self::AllToAll,
         Self::Gather { root: Rank(0) },
         Self::Scatter { root: Rank(0) },
+        Self::ReduceScatter,
+        Self::AllReduce,
+        Self::Reduce { root: Rank(0) },
+        Self::Scan,
+        Self::Exscan,
     ];
-
-    /// All reductions, in the order of their declaration; those with a root have root 0.
-    pub const REDUCTIONS: &'static [Self] =
-        &[Self::ReduceScatter, Self::AllReduce, Self::Reduce { root: Rank(0) }];
 
     /// Returns the name of the collective without its root.
     pub const fn name(self) -> &'static str {
@@ -107,6 +118,8 @@ impl Collective {
             Self::ReduceScatter => "reduce-scatter",
             Self::AllReduce => "all-reduce",
             Self::Reduce { .. } => "reduce",
+            Self::Scan => "scan",
+            Self::Exscan => "exscan",
         }
     }
 
@@ -121,18 +134,17 @@ impl Collective {
             Self::ReduceScatter => "every rank gets one block of the sum of all inputs",
             Self::AllReduce => "every rank gets the sum of all inputs",
             Self::Reduce { .. } => "the root gets the sum of all inputs",
+            Self::Scan => "every rank gets the sum of the inputs of the ranks up to its own",
+            Self::Exscan => {
+                "every rank except rank 0 gets the sum of the inputs of the ranks below its own"
+            }
         }
     }
 
     /// Returns the collective with the name `name`, with root 0 if it has a root; `None` for other
     /// names.
     pub fn of_name(name: &str) -> Option<Self> {
-        Self::all().find(|collective| collective.name() == name)
-    }
-
-    /// Returns all collectives, first those that only copy and then the reductions.
-    pub fn all() -> impl Iterator<Item = Self> {
-        Self::ALL.iter().chain(Self::REDUCTIONS).copied()
+        Self::ALL.iter().copied().find(|collective| collective.name() == name)
     }
 
     /// Returns the root of the collective, which the other ranks send to or receive from, if there
@@ -143,7 +155,12 @@ impl Collective {
             | Self::Gather { root }
             | Self::Scatter { root }
             | Self::Reduce { root } => Some(root),
-            Self::AllGather | Self::AllToAll | Self::ReduceScatter | Self::AllReduce => None,
+            Self::AllGather
+            | Self::AllToAll
+            | Self::ReduceScatter
+            | Self::AllReduce
+            | Self::Scan
+            | Self::Exscan => None,
         }
     }
 
@@ -155,7 +172,12 @@ impl Collective {
             Self::Gather { .. } => Self::Gather { root },
             Self::Scatter { .. } => Self::Scatter { root },
             Self::Reduce { .. } => Self::Reduce { root },
-            Self::AllGather | Self::AllToAll | Self::ReduceScatter | Self::AllReduce => self,
+            Self::AllGather
+            | Self::AllToAll
+            | Self::ReduceScatter
+            | Self::AllReduce
+            | Self::Scan
+            | Self::Exscan => self,
         }
     }
 
@@ -163,7 +185,7 @@ impl Collective {
     pub(crate) const fn root_word(self) -> &'static str {
         match self.providers() {
             Side::Only(_) => "from",
-            Side::All => "to",
+            Side::All | Side::AllButFirst => "to",
         }
     }
 
@@ -175,7 +197,9 @@ impl Collective {
             | Self::AllToAll
             | Self::Scatter { .. }
             | Self::ReduceScatter
-            | Self::AllReduce => Side::All,
+            | Self::AllReduce
+            | Self::Scan => Side::All,
+            Self::Exscan => Side::AllButFirst,
             Self::Gather { root } | Self::Reduce { root } => Side::Only(root),
         }
     }
@@ -188,7 +212,9 @@ impl Collective {
             | Self::Gather { .. }
             | Self::ReduceScatter
             | Self::AllReduce
-            | Self::Reduce { .. } => Side::All,
+            | Self::Reduce { .. }
+            | Self::Scan
+            | Self::Exscan => Side::All,
             Self::Broadcast { root } | Self::Scatter { root } => Side::Only(root),
         }
     }
@@ -212,22 +238,115 @@ impl Collective {
         // whether there is a root. Valgrind reports that as a jump on an uninitialised value, in
         // `schedule/direct.rs` and in `verify`. Without a root, the code behind both ways of the
         // jump is the same.
-        match self {
-            Self::ReduceScatter => provider == receiver,
-            Self::Reduce { root } => provider == root && receiver == root,
-            _ => self.is_provider(provider) && self.is_receiver(receiver),
+        match (self.is_reduction(), self.has_equal_outputs()) {
+            (false, _) => self.is_provider(provider) && self.is_receiver(receiver),
+            (true, true) => self.reduces(provider) && self.is_receiver(receiver),
+            (true, false) => provider == receiver && self.is_receiver(receiver),
         }
     }
 
     /// Returns whether the collective is a reduction, whose outputs are sums of contributions of
-    /// all ranks.
+    /// ranks.
     pub const fn is_reduction(self) -> bool {
-        matches!(self, Self::ReduceScatter | Self::AllReduce | Self::Reduce { .. })
+        match self {
+            Self::ReduceScatter
+            | Self::AllReduce
+            | Self::Reduce { .. }
+            | Self::Scan
+            | Self::Exscan => true,
+            Self::AllGather
+            | Self::Broadcast { .. }
+            | Self::AllToAll
+            | Self::Gather { .. }
+            | Self::Scatter { .. } => false,
+        }
     }
 
-    /// Returns whether `rank` adds the contributions of all ranks to a block of an output.
+    /// Returns whether `rank` adds contributions to a block of an output.
     pub fn reduces(self, rank: Rank) -> bool {
         self.is_reduction() && self.is_receiver(rank)
+    }
+
+    /// Returns the numbers of the ranks, of `ranks` ranks, whose contributions `adder` adds to its
+    /// block.
+    ///
+    /// The range is empty if `adder` adds nothing.
+    pub(crate) fn contributors(self, adder: Rank, ranks: u32) -> Range<u32> {
+        if !self.reduces(adder) {
+            return 0..0;
+        }
+
+        match self {
+            Self::ReduceScatter | Self::AllReduce | Self::Reduce { .. } => 0..ranks,
+            Self::Scan => 0..adder.0 + 1,
+            Self::Exscan => 0..adder.0,
+            Self::AllGather
+            | Self::Broadcast { .. }
+            | Self::AllToAll
+            | Self::Gather { .. }
+            | Self::Scatter { .. } => 0..0,
+        }
+    }
+
+    /// Returns whether `adder` adds a contribution of rank `from` to its block.
+    pub fn contributes(self, from: Rank, adder: Rank) -> bool {
+        self.contributors(adder, u32::MAX).contains(&from.0)
+    }
+
+    /// Returns the ranks whose contributions `adder` adds to its block, in the order in which it
+    /// adds them.
+    ///
+    /// The order decides how a sum of floating-point numbers is rounded. It is the order of ranks,
+    /// except in place: there the output holds the rank's own contribution, which the first
+    /// addition overwrites, so the own contribution comes first.
+    pub fn additions(
+        self,
+        adder: Rank,
+        ranks: u32,
+        in_place: bool,
+    ) -> impl Iterator<Item = Rank> + Clone {
+        let contributors = self.contributors(adder, ranks);
+        let first = (in_place && contributors.contains(&adder.0)).then_some(adder);
+        let others = contributors.map(Rank).filter(move |from| Some(*from) != first);
+
+        first.into_iter().chain(others)
+    }
+
+    /// Returns whether each rank contributes its whole input to every sum, instead of a part of it
+    /// to each.
+    pub fn contributes_whole_input(self) -> bool {
+        match self {
+            Self::Scan | Self::Exscan => true,
+            Self::AllGather
+            | Self::Broadcast { .. }
+            | Self::AllToAll
+            | Self::Gather { .. }
+            | Self::Scatter { .. }
+            | Self::ReduceScatter
+            | Self::AllReduce
+            | Self::Reduce { .. } => false,
+        }
+    }
+
+    /// Returns whether the input of a rank has a block for every output, instead of the same bytes
+    /// for all.
+    pub fn has_input_block_per_receiver(self) -> bool {
+        !self.has_equal_outputs() && !self.contributes_whole_input()
+    }
+
+    /// Returns whether the output of a rank has a block of every rank, instead of only one block.
+    ///
+    /// The parts of which an all-reduce makes its result are not counted as blocks here.
+    pub fn has_output_block_per_provider(self) -> bool {
+        !self.is_reduction() && self.only_provider().is_none()
+    }
+
+    /// Returns whether each rank can have a block length of its own.
+    ///
+    /// In an all-to-all only each pair of ranks can, and in a scan all inputs are added element by
+    /// element.
+    pub fn lengths_may_differ(self) -> bool {
+        !self.has_block_per_pair() && !self.contributes_whole_input()
     }
 
     /// Returns whether some output holds a block of `rank`.
@@ -273,7 +392,11 @@ impl Collective {
             | Self::Gather { .. }
             | Self::AllReduce
             | Self::Reduce { .. } => true,
-            Self::AllToAll | Self::Scatter { .. } | Self::ReduceScatter => false,
+            Self::AllToAll
+            | Self::Scatter { .. }
+            | Self::ReduceScatter
+            | Self::Scan
+            | Self::Exscan => false,
         }
     }
 
@@ -282,24 +405,20 @@ impl Collective {
         self.has_equal_outputs() && self.only_receiver().is_none()
     }
 
-    /// Returns whether the operation cannot complete on `rank` before all other ranks have entered
-    /// it.
-    ///
-    /// This holds if the output of `rank` must hold a block of every other rank: each block comes
-    /// from the input of its provider, which is read only after the provider has entered the start.
-    pub fn hears_from_everyone(self, rank: Rank, ranks: u32) -> bool {
-        let hears = |other| self.requires(other, rank) || self.reduces(rank);
-        (0..ranks).map(Rank).all(|other| other == rank || hears(other))
-    }
-
     /// Returns whether the operation cannot complete on any rank before all other ranks have
-    /// entered it.
-    pub fn everyone_hears_from_everyone(self) -> bool {
-        self.root().is_none()
-    }
-
-    pub(crate) fn is_symmetric(self) -> bool {
-        self.root().is_none()
+    /// entered it, because the output of every rank depends on the input of every rank.
+    ///
+    /// Schedules need fewer flags then. The verifier does not rely on this answer.
+    pub(crate) fn everyone_hears_from_everyone(self) -> bool {
+        match self {
+            Self::AllGather | Self::AllToAll | Self::ReduceScatter | Self::AllReduce => true,
+            Self::Broadcast { .. }
+            | Self::Gather { .. }
+            | Self::Scatter { .. }
+            | Self::Reduce { .. }
+            | Self::Scan
+            | Self::Exscan => false,
+        }
     }
 
     /// Returns whether the collective can run in place, with a rank's input already in its output.
@@ -312,14 +431,16 @@ impl Collective {
             | Self::Gather { .. }
             | Self::Scatter { .. }
             | Self::ReduceScatter
-            | Self::Reduce { .. } => false,
+            | Self::Reduce { .. }
+            | Self::Scan
+            | Self::Exscan => false,
         }
     }
 
     /// Returns the name of the collective with its article, such as `an all-gather`.
     pub fn with_article(self) -> String {
         let name = self.name();
-        let article = if name.starts_with('a') { "an" } else { "a" };
+        let article = if name.starts_with(['a', 'e']) { "an" } else { "a" };
         format!("{article} {name}")
     }
 
@@ -335,7 +456,7 @@ impl Collective {
             | Self::Scatter { .. }
             | Self::ReduceScatter => (ranks - 1) as f64 / ranks as f64,
             Self::AllReduce => 2.0 * (ranks - 1) as f64 / ranks as f64,
-            Self::Broadcast { .. } | Self::Reduce { .. } => 1.0,
+            Self::Broadcast { .. } | Self::Reduce { .. } | Self::Scan | Self::Exscan => 1.0,
         }
     }
 
@@ -374,7 +495,7 @@ mod tests {
     use super::*;
 
     fn goals(ranks: u32) -> impl Iterator<Item = Collective> {
-        Collective::all().flat_map(move |one| {
+        Collective::ALL.iter().flat_map(move |one| {
             let roots = if one.root().is_some() { ranks } else { 1 };
             (0..roots).map(move |root| one.with_root(Rank(root)))
         })
@@ -392,30 +513,47 @@ mod tests {
             Collective::ReduceScatter => 5,
             Collective::AllReduce => 6,
             Collective::Reduce { .. } => 7,
+            Collective::Scan => 8,
+            Collective::Exscan => 9,
         };
-        let numbers: Vec<usize> = Collective::all().map(|one| number(&one)).collect();
-        assert_eq!(numbers, (0..Collective::all().count()).collect::<Vec<_>>());
+        let numbers: Vec<usize> = Collective::ALL.iter().map(number).collect();
+        assert_eq!(numbers, (0..10).collect::<Vec<_>>());
     }
 
     #[test]
-    fn only_a_rank_that_needs_every_other_block_hears_from_everyone() {
-        for ranks in 1..=4 {
-            for goal in goals(ranks) {
-                for rank in (0..ranks).map(Rank) {
-                    let mut others = (0..ranks).map(Rank).filter(|&other| other != rank);
-                    let needs_all =
-                        others.all(|other| goal.requires(other, rank) || goal.reduces(rank));
-                    let hears = goal.hears_from_everyone(rank, ranks);
-                    assert_eq!(hears, needs_all, "{goal}, {rank} of {ranks}");
-                }
-            }
+    fn everyone_hears_from_everyone_if_all_outputs_depend_on_all_inputs() {
+        let depends = |goal: Collective, rank: Rank, other: Rank| match goal.is_reduction() {
+            false => goal.requires(other, rank),
+            true => (0..4)
+                .map(Rank)
+                .any(|adder| goal.requires(adder, rank) && goal.contributes(other, adder)),
+        };
+        for goal in goals(4) {
+            let pairs = (0..4).flat_map(|rank| (0..4).map(move |other| (Rank(rank), Rank(other))));
+            let expected = pairs.clone().all(|(rank, other)| depends(goal, rank, other));
+            assert_eq!(goal.everyone_hears_from_everyone(), expected, "{goal}");
         }
     }
 
     #[test]
+    fn additions_are_in_the_order_of_ranks() {
+        let order = |goal: Collective, adder, in_place| -> Vec<u32> {
+            goal.additions(Rank(adder), 4, in_place).map(|rank| rank.0).collect()
+        };
+        let none: [u32; 0] = [];
+        assert_eq!(order(Collective::AllReduce, 2, false), [0, 1, 2, 3]);
+        assert_eq!(order(Collective::AllReduce, 2, true), [2, 0, 1, 3]);
+        assert_eq!(order(Collective::Reduce { root: Rank(1) }, 2, false), none);
+        assert_eq!(order(Collective::Scan, 2, false), [0, 1, 2]);
+        assert_eq!(order(Collective::Exscan, 2, false), [0, 1]);
+        assert_eq!(order(Collective::Exscan, 0, false), none);
+        assert_eq!(order(Collective::AllGather, 2, false), none);
+    }
+
+    #[test]
     fn bus_bandwidth_is_that_of_nccl_tests() {
-        let factors = Collective::all().map(|goal| goal.bus_factor(4)).collect::<Vec<_>>();
-        assert_eq!(factors, [0.75, 1.0, 0.75, 0.75, 0.75, 0.75, 1.5, 1.0]);
+        let factors = Collective::ALL.iter().map(|goal| goal.bus_factor(4)).collect::<Vec<_>>();
+        assert_eq!(factors, [0.75, 1.0, 0.75, 0.75, 0.75, 0.75, 1.5, 1.0, 1.0, 1.0]);
     }
 
     #[test]

@@ -18,7 +18,6 @@ from peerlane._group import Future
 
 _OPERATIONS_MAX = 64
 _SIZES_MAX = 4096
-_REDUCTIONS = ("reduce-scatter", "all-reduce", "reduce")
 
 Place = tuple[_native.Window, int]
 Copy = tuple[int, int, int]
@@ -43,6 +42,7 @@ class Collectives:
         self.streams: Any = None
         # The host compares the sizes of starts while it waits. Of starts on a stream, sizes are compared when they are first used.
         self.compares_sizes = not self.is_cpu
+        self.goals: dict[tuple[str, int], _native.Goal] = {}
         self.sizes: OrderedDict[tuple, None] = OrderedDict()
 
     def call(self, collective: str, input: Any, output: Any, *, counts: Sequence[int] | None = None,
@@ -63,7 +63,7 @@ class Collectives:
             if not isinstance(reduction, str):
                 raise InvalidArgument(f"reduction is {shown(reduction)}, expected a string")
             source, target = self._views(collective, input, output, root)
-            count = self._count(collective, source, target, counts, splits)
+            count = self._count(collective, root, source, target, counts, splits)
         except Error as error:
             self.tell_refusal(error, collective, splits is not None)
             raise
@@ -127,12 +127,20 @@ class Collectives:
         memory = {**self.arena.report(), "bytes_for_copies": self.scratch.nbytes if self.scratch else 0}
         return {"calls": self.calls, "calls_with_copies": self.copied, "operations": prepared, "memory": memory}
 
+    def goal(self, collective: str, root: int) -> _native.Goal:
+        """Returns what a collective takes from this rank and gives to it."""
+        found = self.goals.get((collective, root))
+        if found is None:
+            found = self.goals[collective, root] = _native.Goal(collective, root, self.group.rank, self.group.ranks)
+        return found
+
     # Arguments
 
     def _views(self, collective: str, input: Any, output: Any, root: int) -> tuple[View | None, View | None]:
-        rank = self.group.rank
-        needs_input = collective != "scatter" or rank == root
-        needs_output = collective not in ("gather", "reduce") or rank == root
+        rank, goal = self.group.rank, self.goal(collective, root)
+        # A broadcast has one array, the input of the root and the output of the others.
+        needs_input = goal.has_input or collective == "broadcast"
+        needs_output = goal.has_output
         names = ("array", "array") if input is output else ("input", "output")
         source = self._view(names[0], input) if needs_input else None
         if not needs_output:
@@ -144,7 +152,7 @@ class Collectives:
             raise InvalidArgument(f"{names[1]} {target.unwritable}, expected an array that can be written")
         if source is not None and target is not None and source.type is not target.type and source.type != target.type:
             raise InvalidArgument(f"output has elements of {target.type.name}, expected {source.type.name} as in the input")
-        if collective in _REDUCTIONS and source.type.is_moved:
+        if goal.is_reduction and source.type.is_moved:
             raise InvalidArgument(f"input has elements of {source.type.name}, which can be moved but not reduced; expected numbers")
         return source, target
 
@@ -156,9 +164,9 @@ class Collectives:
             raise InvalidArgument(text)
         return seen
 
-    def _count(self, collective: str, source: View | None, target: View | None, counts: Any, splits: Any) -> Any:
+    def _count(self, collective: str, root: int, source: View | None, target: View | None, counts: Any, splits: Any) -> Any:
         """Returns the lengths of blocks in elements of the operation, after the sizes of the arrays were compared with them."""
-        lens = self._lens(collective, source, target, counts, splits)
+        lens = self._lens(collective, root, source, target, counts, splits)
         unit = (source or target).type.unit
         if unit == 1:
             return lens
@@ -166,31 +174,30 @@ class Collectives:
             return tuple([unit * length for length in side] for side in lens)
         return [unit * length for length in lens] if isinstance(lens, list) else unit * lens
 
-    def _lens(self, collective: str, source: View | None, target: View | None, counts: Any, splits: Any) -> Any:
+    def _lens(self, collective: str, root: int, source: View | None, target: View | None, counts: Any, splits: Any) -> Any:
         """Returns the lengths of blocks in elements of the arrays: one, one for each rank, or a pair of lists."""
-        ranks, rank = self.group.ranks, self.group.rank
+        ranks, rank, goal = self.group.ranks, self.group.rank, self.goal(collective, root)
         if splits is not None:
             if collective != "all-to-all":
                 raise InvalidArgument(f"splits are given, expected none: a {collective} has `counts`")
             return self._splits(splits, source, target)
         if counts is not None:
-            if collective not in ("all-gather", "gather", "scatter"):
+            if not goal.lengths_may_differ:
                 raise InvalidArgument(f"counts are given, expected none: blocks of a {collective} have one size")
             counts = wholes("counts", counts, ranks)
             blocks, total = counts[rank], sum(counts)
-        elif collective in _REDUCTIONS[1:] or collective == "broadcast":
+        elif not goal.takes_all and not goal.gives_all:
             blocks = total = counts = (source or target).count
         else:
-            small, large = (target, source) if collective in ("scatter", "reduce-scatter") else (source, target)
-            if collective == "all-to-all":
+            small, large = (target, source) if goal.takes_all else (source, target)
+            if goal.takes_all and goal.gives_all:
                 if source.count % ranks:
                     raise InvalidArgument(f"input has {source.count} elements, expected a multiple of {ranks}, the number of ranks")
                 counts, blocks, total = source.count // ranks, source.count, source.count
             else:
                 counts = (small or large).count if small else large.count // ranks
                 blocks, total = counts, ranks * counts
-        takes_all = collective in ("scatter", "reduce-scatter")
-        expected = (total, blocks) if takes_all else (blocks, total)
+        expected = (total, blocks) if goal.takes_all else (blocks, total)
         for name, seen, expect in (("input", source, expected[0]), ("output", target, expected[1])):
             if seen is not None and seen.count != expect:
                 raise InvalidArgument(f"{name} has {seen.count} elements, expected {expect} for {ranks} ranks")
@@ -222,6 +229,7 @@ class Collectives:
         self.calls += 1
         dtype = (source or target).type.dtype
         size, ranks, rank = ITEMSIZE[dtype], self.group.ranks, self.group.rank
+        goal = self.goal(collective, root)
         start = Start(collective, dtype, count, source, target, is_captured)
         if isinstance(count, tuple):
             # The other ranks do not know the sizes of this one, so the blocks are in rows that are long enough for all.
@@ -239,8 +247,8 @@ class Collectives:
                 self._use_scratch(start, 0, count * size, False, True)
                 start.copies_input, start.copies_output = rank == root, rank != root
             return start
-        if collective == "all-reduce":
-            # Out of place, because an operation in place adds in another order.
+        if goal.is_reduction and goal.is_for_all_ranks and not goal.takes_all:
+            # Out of place, because an operation in place adds in another order, or there is none.
             needs = [start.input is None or source.address == target.address, start.output is None]
             if any(needs):
                 self._use_scratch(start, count * size, count * size, *needs)
@@ -255,14 +263,11 @@ class Collectives:
                 start.is_in_place, start.input = True, None
                 start.copies_input = start.copies_output or not is_block
             return start
-        takes_all = collective in ("scatter", "reduce-scatter", "all-to-all")
-        gives_all = collective in ("gather", "all-to-all")
         inner = max(each) * size
-        input_bytes = total if takes_all else (count if collective == "reduce" else max(each)) * size
-        output_bytes = total if gives_all else inner
-        # Only the root has an input to scatter, or an output, so all ranks use memory for copies.
-        one_sided = collective in ("scatter", "gather", "reduce")
-        needs = [one_sided or place is None for place in (start.input, start.output)]
+        input_bytes = total if goal.takes_all else inner
+        output_bytes = total if goal.gives_all else inner
+        # A rank without an input or an output has no array for it, so all ranks use memory for copies.
+        needs = [not goal.is_for_all_ranks or place is None for place in (start.input, start.output)]
         if any(needs):
             self._use_scratch(start, input_bytes, output_bytes, *needs)
         return start
@@ -339,7 +344,8 @@ class Collectives:
         size = ITEMSIZE[start.dtype]
         places = [place and (place[0], place[1] // size) for place in (start.input, start.output)]
         names = (start.collective, start.dtype, start.is_in_place, capturable, root, *(place and id(place[0]) for place in places))
-        if start.collective in _REDUCTIONS:
+        is_reduction = self.goal(start.collective, root).is_reduction
+        if is_reduction:
             key = (*names, reduction, str(start.count), *(place and place[1] for place in places))
         else:
             key = (*names, "rows" if isinstance(start.count, tuple) else str(start.count) if isinstance(start.count, list) else "")
@@ -355,7 +361,7 @@ class Collectives:
             kept[key] = found
             if len(self.operations) > _OPERATIONS_MAX:
                 self.operations.popitem(last=False)[1].drop()
-        if start.collective not in _REDUCTIONS:
+        if not is_reduction:
             if self.compares_sizes:
                 self._compare_size((*names[:3], root, str(start.count), start.pitch is not None))
             input, output = (place and place[1] for place in places)
@@ -382,14 +388,14 @@ class Collectives:
     def _prepare(self, start: Start, places: list, root: int, reduction: str, capturable: bool) -> _native.Operation:
         options: dict[str, Any] = {"root": root, "in_place": start.is_in_place, "capturable": capturable}
         ranks, size = self.group.ranks, ITEMSIZE[start.dtype]
-        if start.collective in _REDUCTIONS:
+        goal = self.goal(start.collective, root)
+        if goal.is_reduction:
             options |= {"reduction": reduction, "output": places[1]}
             if not start.is_in_place:
                 options["input"] = places[0]
             return self.arena.settled().prepare(start.collective, start.dtype, start.count, **options)
         # The largest operation that its windows can hold, so that one operation serves all sizes and places.
-        takes, gives = {"all-gather": (1, ranks), "broadcast": (1, 1), "all-to-all": (ranks, ranks), "gather": (1, ranks),
-                        "scatter": (ranks, 1)}[start.collective]  # fmt: skip
+        takes, gives = (ranks if all_blocks else 1 for all_blocks in (goal.takes_all, goal.gives_all))
         windows = [place[0] if place else None for place in places]
         if start.is_in_place:
             count, begin = windows[1].nbytes // (gives * size), None

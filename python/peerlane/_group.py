@@ -238,9 +238,9 @@ class Group:
                 output: tuple[Window, int] | None = None, matrix: tuple[int, str] | None = None, label: str | None = None) -> Operation:  # fmt: skip
         """Prepares an operation: plans and verifies it, and takes memory. Collective.
 
-        `collective` is "all-gather", "broadcast", "all-to-all", "gather", "scatter", "reduce-scatter", "all-reduce" or "reduce". `count` is the number
-        of elements of a block: what a rank gives to an output, and of the whole array in an all-reduce and a reduce; or one number
-        for each rank; or, for an all-to-all, a pair of lists. `reduction` is as for `reduce_scatter`, also for a NaN. `input` and `output` are a window and the element at which they begin; without them the
+        `collective` is "all-gather", "broadcast", "all-to-all", "gather", "scatter", "reduce-scatter", "all-reduce", "reduce", "scan" or "exscan".
+        `count` is the number of elements of a block: what a rank gives to an output, and of the whole array in an all-reduce, a reduce and scans; or one
+        number for each rank; or, for an all-to-all, a pair of lists. `reduction` is as for `reduce_scatter`, also for a NaN. `input` and `output` are a window and the element at which they begin; without them the
         operation has memory of its own. `timeout` is in seconds. With `matrix`, a number of rows and "input", "output" or "both", the input, the output or both
         are matrices of that many rows, of which each block is a range of columns. `label`, equal on all ranks, names the operation in errors.
 
@@ -357,6 +357,8 @@ class Group:
     def reduce_scatter(self, input: Any, output: Any, reduction: str = "sum", **options: Any) -> Any:
         """Reduces the inputs of all ranks, and gives block r of the result to rank r. Collective. Options as for `all_gather`.
 
+        With `counts`, one number for each rank, blocks have sizes of their own.
+
         `reduction` is "sum", "max", "min", or, for floating point, "average". Every rank adds in rank order, so results are equal in every run. "max" and
         "min" prefer a number to a NaN, as `numpy.fmax` and NCCL's kernels, and unlike `numpy.maximum` and `torch.maximum`; sums and averages are NaN if any
         element is.
@@ -376,6 +378,20 @@ class Group:
         A `reduction` of "max" or "min" prefers a number to a NaN.
         """
         return self._calls.call("reduce", input, output, root=root, reduction=reduction, **options)
+
+    def scan(self, input: Any, output: Any = None, reduction: str = "sum", **options: Any) -> Any:
+        """Reduces the inputs of the ranks up to its own to every rank; in place without `output`. Collective. Options as for `reduce_scatter`.
+
+        Rank 0 gets its own input, and the last rank what an all-reduce gives.
+        """
+        return self._calls.call("scan", input, input if output is None else output, reduction=reduction, **options)
+
+    def exscan(self, input: Any, output: Any = None, reduction: str = "sum", **options: Any) -> Any:
+        """Reduces the inputs of the ranks below its own to every rank except rank 0. Collective. Options as for `reduce_scatter`.
+
+        Rank 0 needs no output; one that it gives stays as it is. On the other ranks, an input that is given as the output is overwritten.
+        """
+        return self._calls.call("exscan", input, output, reduction=reduction, **options)
 
     def report(self) -> dict:
         """Returns what the calls on arrays did: prepared operations, hits of the cache, calls with copies, and memory."""

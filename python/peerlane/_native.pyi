@@ -34,6 +34,28 @@ class Memory:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
+class Goal:
+    """States what a collective takes from one rank and gives to it."""
+
+    def __init__(self, collective: str, root: int, rank: int, ranks: int) -> None: ...
+    @property
+    def has_input(self) -> bool: ...
+    @property
+    def has_output(self) -> bool: ...
+    @property
+    def is_for_all_ranks(self) -> bool:
+        """Whether every rank has an input and an output."""
+    @property
+    def takes_all(self) -> bool:
+        """Whether the input has a block for every rank."""
+    @property
+    def gives_all(self) -> bool:
+        """Whether the output has a block of every rank."""
+    @property
+    def is_reduction(self) -> bool: ...
+    @property
+    def lengths_may_differ(self) -> bool: ...
+
 class Hub:
     """Serves the messages through which ranks find each other and agree, on threads of the process that makes it.
 

@@ -535,8 +535,7 @@ impl Group {
             let dtype: DType = memory::dtype(dtype)?;
             let lens: Lens = argument("count", lens, LENS)?;
             let root: u32 = whole_if_any("root", root)?.unwrap_or(0);
-            let collectives = Collective::all().map(|it| (it.name(), it));
-            let collective = named("collective", &text("collective", collective)?, collectives)?;
+            let collective = collective_of(&text("collective", collective)?)?;
 
             let collective = collective.with_root(Rank(root));
             let mut request = Request::new(collective, dtype, lens.into());
@@ -700,5 +699,51 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         drop_detached(take_owned(&mut self.hub));
+    }
+}
+
+fn collective_of(name: &str) -> PyResult<Collective> {
+    let collectives = Collective::ALL.iter().map(|it| (it.name(), *it));
+    named("collective", name, collectives)
+}
+
+/// States what a collective takes from one rank and gives to it.
+#[pyclass(frozen, get_all, module = "peerlane._native")]
+pub(crate) struct Goal {
+    /// Whether the rank has an input.
+    has_input: bool,
+    /// Whether the rank has an output.
+    has_output: bool,
+    /// Whether every rank has an input and an output.
+    is_for_all_ranks: bool,
+    /// Whether the input has a block for every rank.
+    takes_all: bool,
+    /// Whether the output has a block of every rank.
+    gives_all: bool,
+    /// Whether elements are combined.
+    is_reduction: bool,
+    /// Whether each rank can have a block length of its own.
+    lengths_may_differ: bool,
+}
+
+#[pymethods]
+impl Goal {
+    #[new]
+    fn new(collective: &str, root: u32, rank: u32, ranks: u32) -> PyResult<Self> {
+        let goal = collective_of(collective)?.with_root(Rank(root));
+        let has_both = |rank| goal.is_provider(rank) && goal.is_receiver(rank);
+        let [takes_all, gives_all] =
+            [goal.has_input_block_per_receiver(), goal.has_output_block_per_provider()];
+
+        Ok(Self {
+            has_input: goal.is_provider(Rank(rank)),
+            has_output: goal.is_receiver(Rank(rank)),
+            is_for_all_ranks: (0..ranks).map(Rank).all(has_both),
+            takes_all,
+            gives_all,
+            is_reduction: goal.is_reduction(),
+            // With a single block on both sides, there is only one length.
+            lengths_may_differ: goal.lengths_may_differ() && takes_all != gives_all,
+        })
     }
 }

@@ -16,7 +16,7 @@ mod _native {
     #[pymodule_export]
     use super::arrays::{Borrowed, buffer, from_dlpack};
     #[pymodule_export]
-    use super::group::{Exchange, Group, Hub, Window};
+    use super::group::{Exchange, Goal, Group, Hub, Window};
     #[pymodule_export]
     use super::memory::Memory;
     #[pymodule_export]

@@ -56,6 +56,14 @@ def every_collective(group, dtype, is_own):
         sums = array(group, size * count, dtype, is_own)
         group.reduce(filled(wide[me]), sums if me == root else None, root, "max")
         assert me != root or numpy.array_equal(sums, numpy.max(wide, axis=0))
+        running = group.scan(filled(wide[me]), array(group, size * count, dtype, is_own))
+        assert numpy.array_equal(running, numpy.sum(wide[: me + 1], axis=0, dtype=dtype))
+        assert numpy.array_equal(group.scan(filled(wide[me])), running)
+        before = filled(wide[me])
+        group.exscan(before, before)
+        assert numpy.array_equal(before, numpy.sum(wide[:me], axis=0, dtype=dtype) if me else wide[0])
+        group.exscan(filled(wide[me]), None if me == 0 else before, "max")
+        assert me == 0 or numpy.array_equal(before, numpy.max(wide[:me], axis=0))
 
 
 def collectives_of_all_types(group, is_own):
@@ -79,6 +87,10 @@ def sizes_of_their_own(group):
         mine = values(me, counts[me], "int32")
         all = group.all_gather(mine, numpy.zeros(sum(counts), "int32"), counts=counts)
         assert numpy.array_equal(all, numpy.concatenate([values(rank, counts[rank], "int32") for rank in range(size)]))
+        whole = [values(rank, sum(counts), "int32", 3) for rank in range(size)]
+        part = group.reduce_scatter(whole[me], numpy.zeros(counts[me], "int32"), counts=counts)
+        begin = sum(counts[:me])
+        assert numpy.array_equal(part, numpy.sum(whole, axis=0, dtype="int32")[begin : begin + counts[me]])
         table = random.integers(0, 40, (size, size))
         send, receive = table[me].tolist(), table[:, me].tolist()
         source = values(me, sum(send), "int16")

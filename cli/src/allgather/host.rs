@@ -146,7 +146,7 @@ fn fill(
         overwrite(operation.output_buffer_mut(buffer)?);
     }
     let numbering = setup.numbering(rank);
-    if collective.has_equal_outputs() {
+    if !collective.has_input_block_per_receiver() {
         for tensor in 0..operation.report().tensors {
             numbering.input(data, tensor).fill(operation.input_piece_mut(tensor)?);
         }

@@ -165,13 +165,11 @@ fn host_memory(
         options.node_options.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
     let operations = options.algorithm.algorithms(nodes, options.goal.collective).len() as u64;
     let total_bytes = sweep.total_bytes(largest);
-    let input_bytes = match options.goal.collective.has_equal_outputs() {
+    let collective = options.goal.collective;
+    let has_one_block = collective.has_equal_outputs() && collective.only_provider().is_none();
+    let input_bytes = match has_one_block {
         _ if options.in_place => 0,
-        true => options
-            .goal
-            .collective
-            .only_provider()
-            .map_or(sweep.block_bytes(largest), |_| total_bytes),
+        true => sweep.block_bytes(largest),
         false => total_bytes,
     };
     HostMemory {

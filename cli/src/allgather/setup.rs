@@ -164,12 +164,12 @@ impl<'a> Setup<'a> {
         let pieces =
             pieces.into_iter().map(|lens| lens.into_iter().map(|len| len as u64).collect());
         let layout = layout_of(self.options, pieces.collect())?;
-        Ok(match goal.collective.has_equal_outputs() {
-            true => {
+        Ok(match goal.collective.has_input_block_per_receiver() {
+            false => {
                 (0..layout.tensors()).map(|tensor| layout.input_piece_bytes(tensor, rank)).collect()
             }
             // A block of a sum is named by the rank that adds it.
-            false => Rank::all(layout.ranks())
+            true => Rank::all(layout.ranks())
                 .map(|to| {
                     let of = if goal.collective.is_reduction() { to } else { rank };
                     layout.block_bytes(of, to)

@@ -268,7 +268,7 @@ fn sections(text: &str) -> Vec<Section> {
     for (number, line) in text.lines().enumerate() {
         let line = if line.trim_start().starts_with('#') { "" } else { line };
         // A step can begin with the name of a collective too, but only a header has a colon.
-        let mut goals = Collective::all();
+        let mut goals = Collective::ALL.iter();
         if goals.any(|one| line.trim_start().starts_with(one.name())) && line.contains(':')
             || (sections.is_empty() && !line.trim().is_empty())
         {
@@ -351,8 +351,9 @@ mod tests {
         for nodes in [&[0; 5][..], &[0, 1, 2, 3], &[0, 0, 0, 1, 1, 1], &[0, 0, 0, 1, 2, 2]] {
             let topology = Topology::of_nodes(nodes).unwrap();
             let pairs = (nodes.len() * nodes.len() * 2) as u64;
-            for (&algorithm, collective) in
-                Algorithm::ALL.iter().flat_map(|one| Collective::all().map(move |goal| (one, goal)))
+            for (&algorithm, collective) in Algorithm::ALL
+                .iter()
+                .flat_map(|one| Collective::ALL.iter().map(move |goal| (one, *goal)))
             {
                 let shape = Shape { collective, chunks: 2, ..Shape::default() };
                 // Some algorithms have no plans for some collectives.

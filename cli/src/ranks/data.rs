@@ -9,8 +9,8 @@
 use std::fmt;
 
 use fastrand::Rng;
-use peerlane::DType;
 use peerlane::collective::Collective;
+use peerlane::{DType, Rank};
 
 /// The number of bytes that are generated and compared at a time, a multiple of 8, so that pieces
 /// yield the same bytes as one fill.
@@ -173,9 +173,9 @@ pub(crate) struct Numbering {
 impl Numbering {
     /// Returns the test data of an input block, by tensor or by receiving rank.
     pub(crate) fn input(&self, data: TestData, index: usize) -> Block {
-        let number = match self.collective.has_equal_outputs() {
-            true => index * self.ranks + self.rank,
-            false => self.rank * self.ranks + index,
+        let number = match self.collective.has_input_block_per_receiver() {
+            true => self.rank * self.ranks + index,
+            false => index * self.ranks + self.rank,
         };
         match self.collective.is_reduction() {
             true => data.sum([number].into_iter(), self.dtype, self.ranks),
@@ -191,14 +191,21 @@ impl Numbering {
         })
     }
 
-    /// Returns the whole output of a reduction, or `None` if each block of an output is from one rank.
+    /// Returns the whole output of a reduction, or `None` if each block of an output is from one
+    /// rank.
     pub(crate) fn sum(&self, data: TestData) -> Option<Block> {
         let Self { collective, dtype, rank, ranks } = *self;
-        let number = |from: usize| match collective.has_equal_outputs() {
-            true => from,
-            false => from * ranks + rank,
+        let number = |from: usize| match collective.has_input_block_per_receiver() {
+            true => from * ranks + rank,
+            false => from,
         };
-        collective.is_reduction().then(|| data.sum((0..ranks).map(number), dtype, ranks))
+        // Every rank that adds to a block of the output has the same contributors.
+        let adder = (0..ranks).map(Rank::at).find(|&it| collective.requires(it, Rank::at(rank)));
+        let contributes =
+            |from: &usize| adder.is_some_and(|it| collective.contributes(Rank::at(*from), it));
+        let contributors = (0..ranks).filter(contributes);
+
+        collective.is_reduction().then(|| data.sum(contributors.map(number), dtype, ranks))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Runs reductions of every type and operator against a reference that adds in the same order, bit by bit.
 
 use std::fmt::Debug;
+use std::ops::Range;
 use std::sync::Barrier;
 
 use insta::assert_snapshot;
@@ -99,11 +100,12 @@ fn owner<T>(ranks: usize, len: usize, at: usize) -> Rank {
 /// Returns what the reduction of one element must be, if the contribution of `first` is added first.
 fn reduced<T: Number>(
     operator: Operator,
-    (ranks, first): (usize, Option<Rank>),
+    (contributors, first): (Range<usize>, Option<Rank>),
     start: u32,
     at: usize,
 ) -> T {
-    let others = Rank::all(ranks).filter(|rank| Some(*rank) != first);
+    let count = contributors.len();
+    let others = contributors.map(Rank::at).filter(|rank| Some(*rank) != first);
     let values = first.into_iter().chain(others).map(|rank| element::<T>(rank, start, at));
     let result = match operator {
         Operator::Max => values.reduce(T::larger),
@@ -112,7 +114,7 @@ fn reduced<T: Number>(
     };
     let result = result.unwrap();
     match operator {
-        Operator::Average => result.divided(ranks).unwrap(),
+        Operator::Average => result.divided(count).unwrap(),
         _ => result,
     }
 }
@@ -135,11 +137,16 @@ fn run<T: Number>(
         }
         operation.run()?;
         let begin = if collective == Collective::ReduceScatter { me.index() * len } else { 0 };
+        let contributors = match collective {
+            Collective::Scan => 0..me.index() + 1,
+            Collective::Exscan => 0..me.index(),
+            _ => 0..ranks,
+        };
         let expected = match collective.is_receiver(me) {
             true => (begin..begin + len)
                 .map(|at| {
                     let first = in_place.then(|| owner::<T>(ranks, len, at));
-                    reduced::<T>(operator, (ranks, first), start, at)
+                    reduced::<T>(operator, (contributors.clone(), first), start, at)
                 })
                 .collect(),
             false => Vec::new(),
@@ -159,7 +166,8 @@ fn run_random(ranks: usize, cases: u64) {
         // All ranks draw the same numbers.
         let random = &mut fastrand::Rng::with_seed(ranks as u64);
         for _ in 0..cases {
-            let goals = Collective::REDUCTIONS;
+            let reductions = Collective::ALL.iter().filter(|goal| goal.is_reduction());
+            let goals: Vec<Collective> = reductions.copied().collect();
             let root = Rank::at(random.usize(..ranks));
             let collective = goals[random.usize(..goals.len())].with_root(root);
             let around = [0, 1, 3, 63, 64, 65, 500, 1000];
@@ -211,6 +219,43 @@ fn many_ranks_reduce() {
     for (ranks, cases) in [(16, 2), (33, 1)] {
         run_random(ranks, cases);
     }
+}
+
+#[test]
+fn parts_of_a_sum_have_lengths_of_their_own() {
+    for ranks in 1..=9 {
+        in_group(ranks, &[Algorithm::Direct], |group, _| {
+            let me = group.rank().index();
+            let lens: Vec<usize> = (0..ranks).map(|rank| [1, 70, 0][rank % 3]).collect();
+            let (before, total) = (lens[..me].iter().sum::<usize>(), lens.iter().sum::<usize>());
+            for outputs in 1..=2 {
+                let builder = group.reduce_scatter::<i32>(&lens).chunks(2).outputs(outputs);
+                let mut operation = builder.prepare()?;
+                for start in 0..3 {
+                    assert_eq!(operation.input_mut()?.len(), total);
+                    for (at, value) in operation.input_mut()?.iter_mut().enumerate() {
+                        *value = element(Rank::at(me), start, at);
+                    }
+                    operation.run()?;
+                    let expected: Vec<i32> = (before..before + lens[me])
+                        .map(|at| reduced(Operator::Sum, (0..ranks, None), start, at))
+                        .collect();
+                    assert_eq!(operation.output()?[..], expected, "{ranks} ranks, rank {me}");
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn scans_of_different_lengths_are_refused() {
+    group::in_group(2, |group| {
+        let error = group.operation::<i32>(Collective::Scan, [1, 2]).prepare().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_snapshot!(error, @"blocks have different lengths, expected equal lengths for a scan");
+        Ok(())
+    });
 }
 
 #[test]

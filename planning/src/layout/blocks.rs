@@ -16,7 +16,7 @@ pub enum BlockBytes {
     /// One block length for each rank.
     ///
     /// It is the length of the block that the rank provides or, in a scatter, receives. In an
-    /// all-to-all all lengths are equal.
+    /// all-to-all and in scans all lengths are equal.
     ByRank(Lengths),
     /// One piece length for each tensor and rank.
     ///
@@ -111,9 +111,13 @@ impl Sizes {
             invalid(format!("tensors is {}, expected 1 for {name}", tensors.len()))
         })?;
 
-        if collective.has_block_per_pair() && lengths.uniform().is_none() {
+        if !collective.lengths_may_differ() && lengths.uniform().is_none() {
+            let or_pairs = match collective.has_block_per_pair() {
+                true => ", or a length for each pair of ranks",
+                false => "",
+            };
             return Err(invalid(format!(
-                "blocks have different lengths, expected equal lengths for {name}, or a length for each pair of ranks"
+                "blocks have different lengths, expected equal lengths for {name}{or_pairs}"
             )));
         }
 
@@ -376,7 +380,7 @@ impl Layout {
 
             (Sizes::Received(lengths), StartBytes::Equal(bytes)) => lengths.set_equal(bytes),
             (Sizes::Received(lengths), StartBytes::ByRank(bytes))
-                if !collective.has_block_per_pair() =>
+                if collective.lengths_may_differ() =>
             {
                 lengths.set(bytes);
             }
@@ -408,7 +412,7 @@ impl Layout {
             _ => {
                 return Err(invalid(format!(
                     "the lengths do not have the form with which the operation was prepared; expected one length{} for {}",
-                    if collective.has_block_per_pair() { "" } else { ", or one for each rank," },
+                    if collective.lengths_may_differ() { ", or one for each rank," } else { "" },
                     collective.with_article()
                 )));
             }
@@ -474,8 +478,9 @@ impl Layout {
     ///
     /// If `rank` is `None`, all ranks that provide one are counted.
     fn providers_before(&self, rank: Option<Rank>) -> u64 {
-        if self.collective == Collective::ReduceScatter {
-            // The output of a rank holds only its own block, which no other precedes.
+        if self.collective.is_reduction() {
+            // The output of a rank holds only its own block, which no other precedes. Reductions
+            // with equal outputs have lengths of another kind.
             return u64::from(rank.is_none());
         }
 

@@ -56,8 +56,8 @@ pub struct Layout {
     chunks: u32,
     /// The placement of each rank, or only the first if all ranks have the same placement.
     placements: Box<[Arc<Placement>]>,
-    /// Whether a rank contributes its whole input to every output of a reduce-scatter, instead of
-    /// one block to each.
+    /// Whether a rank contributes its whole input to every output of a reduction, instead of one
+    /// block to each.
     is_input_shared: bool,
     columns: Option<Columns>,
 }
@@ -135,7 +135,8 @@ impl Layout {
 
         // A placement that all ranks share is stored once.
         let placements = [Arc::new(Placement::CONTIGUOUS)].into();
-        Ok(Self { collective, blocks, chunks, placements, is_input_shared: false, columns: None })
+        let is_input_shared = collective.contributes_whole_input();
+        Ok(Self { collective, blocks, chunks, placements, is_input_shared, columns: None })
     }
 
     /// Makes the input of each rank a single block, which the rank contributes to every output of a

@@ -85,11 +85,13 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
     };
 
     let mut steps = Vec::new();
-    if reduces && let Some(flag) = writable(request, rank, lane) {
-        steps.extend(served.iter().map(|&peer| signal(peer, flag)));
+    // Ranks that send results also contribute.
+    if let Some(flag) = writable(request, rank, lane) {
+        let contributors = filtered(served, |peer| collective.contributes(peer, rank));
+        steps.extend(contributors.into_iter().map(|peer| signal(peer, flag)));
     }
 
-    let adders = filtered(served, |peer| collective.reduces(peer));
+    let adders = filtered(served, |peer| collective.contributes(rank, peer));
     for group in adders.chunks(group_peers) {
         steps.extend(group.iter().filter_map(|&peer| writable(request, peer, lane)).map(wait));
         steps.extend(copies(flags, group, &own, Source::Input, contributed));
@@ -119,7 +121,7 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
     Lane { tier, steps }
 }
 
-/// Returns the steps that add the contributions of all ranks to the chunk `cell`.
+/// Returns the steps that add the contributions to the chunk `cell`.
 ///
 /// They first wait for each contribution, and finally signal the result to the lanes `others`.
 fn addition(
@@ -129,7 +131,8 @@ fn addition(
     cell: Cell,
 ) -> Vec<Step> {
     let &PlanRequest { rank, shape: Shape { collective, .. }, .. } = request;
-    let contributors = serving.iter().chain(others.iter().flat_map(|lane| &lane.serving));
+    let peers = serving.iter().chain(others.iter().flat_map(|lane| &lane.serving));
+    let contributors = peers.filter(|&&peer| collective.contributes(peer, rank));
     let given = contributors.map(|&block| Cell { block, ..cell });
     let mut steps: Vec<Step> = given.map(|cell| wait(contributed(cell))).collect();
 
@@ -258,15 +261,20 @@ fn lane_count(nodes: usize, tiers: bool) -> usize {
 
 fn direct_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sent = traffic(request, |peers, among| request.sent(peers, among).1);
-
-    match request.shape.collective {
-        // The results have as many bytes as the contributions.
-        Collective::AllReduce => sent.map(|one| Traffic {
-            rank_bytes_max: one.rank_bytes_max.saturating_mul(2),
-            total_bytes: one.total_bytes.saturating_mul(2),
-        }),
-        _ => sent,
+    if !returns_results(request.shape.collective) {
+        return sent;
     }
+
+    // The results have as many bytes as the contributions.
+    sent.map(|one| Traffic {
+        rank_bytes_max: one.rank_bytes_max.saturating_mul(2),
+        total_bytes: one.total_bytes.saturating_mul(2),
+    })
+}
+
+/// Returns whether ranks send the blocks that they have added to all others.
+fn returns_results(collective: Collective) -> bool {
+    collective.is_reduction() && collective.all_ranks_get_the_same()
 }
 
 fn pull_traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
@@ -304,8 +312,9 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
 
 /// Estimates the time of a reduction as that of its copies and its additions.
 ///
-/// A rank that adds receives as much as in an all-to-all. The results of an all-reduce move as in
-/// an all-gather. An addition takes as long as a copy of the contribution inside the rank.
+/// A rank that adds the contributions of all ranks receives as much as in an all-to-all. The
+/// results of an all-reduce move as in an all-gather. An addition takes as long as a copy of the
+/// contribution inside the rank.
 fn reduction_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let CostRequest { shape, sums, links, .. } = *request;
     let copies = |collective| {
@@ -320,7 +329,7 @@ fn reduction_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     let added = own.puts(request.chunks(), bytes_added);
     terms.push(Term::new("additions", added, format!("of {} contributions", sums.ranks)));
 
-    if shape.collective == Collective::AllReduce {
+    if returns_results(shape.collective) {
         let results = copies(Collective::AllGather);
         // The rank has waited for the same peers before it sent its contributions.
         terms.extend(results.terms.into_iter().filter(|term| term.name != "ready"));

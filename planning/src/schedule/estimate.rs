@@ -194,11 +194,15 @@ pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
     let all = sums.total_bytes;
 
     if shape.collective.is_reduction() {
-        let output = if shape.collective == Collective::AllReduce { all } else { block };
+        let output = if shape.collective.has_equal_outputs() { all } else { block };
         // The inbox has a place for the contribution of every rank, once for each output.
         let inbox = block.saturating_mul(sums.ranks);
         let each = output.saturating_add(inbox);
-        let input = if shape.in_place { 0 } else { all };
+        let input = match shape.collective.contributes_whole_input() {
+            _ if shape.in_place => 0,
+            true => block,
+            false => all,
+        };
         return each.saturating_mul(shape.outputs.into()).saturating_add(input);
     }
 
@@ -399,8 +403,10 @@ impl ClusterSums {
 
             // Where one rank sends or receives everything, each block goes to or comes from it.
             let inside = match collective.only_end() {
-                // Its own block is the only one, and all ranks contribute to it.
-                Some(_) if collective.is_reduction() => bytes.saturating_mul(node_ranks - 1),
+                _ if collective.is_reduction() => sum(members.iter().map(|&adder| {
+                    let contributors = contributors_among(collective, members, adder);
+                    used_bytes[adder.index()].saturating_mul(contributors)
+                })),
                 Some(root) if topology.node(root) == node => bytes - used_bytes[root.index()],
                 Some(_) => 0,
                 None => bytes.saturating_mul(node_ranks - 1),
@@ -416,7 +422,14 @@ impl ClusterSums {
         let total_bytes = sum(used_bytes.iter().copied());
         let (own_bytes, moved_bytes) = match collective.only_end() {
             // A rank adds its own contribution and makes no self copy.
-            _ if collective.is_reduction() => (0, total_bytes.saturating_mul(ranks - 1)),
+            _ if collective.is_reduction() => {
+                let all: Vec<Rank> = Rank::all(topology.ranks()).collect();
+                let contributed = all.iter().map(|&adder| {
+                    let contributors = contributors_among(collective, &all, adder);
+                    used_bytes[adder.index()].saturating_mul(contributors)
+                });
+                (0, sum(contributed))
+            }
             Some(root) => {
                 let own_bytes = used_bytes[root.index()];
                 (own_bytes, total_bytes.saturating_sub(own_bytes))
@@ -470,6 +483,19 @@ impl ClusterSums {
     pub(crate) fn entering_from_one(&self, node_ranks: u64) -> u64 {
         self.sizes.keys().last().map_or(1, |most| most.div_ceil(node_ranks))
     }
+}
+
+/// Returns how many other ranks of `members` contribute to the block that `adder` adds.
+///
+/// `members` are in rank order.
+fn contributors_among(collective: Collective, members: &[Rank], adder: Rank) -> u64 {
+    let contributors = collective.contributors(adder, u32::MAX);
+    let before = |end: u32| members.partition_point(|&member| member.0 < end);
+    let all = before(contributors.end) - before(contributors.start);
+    let is_member = members.binary_search(&adder).is_ok();
+    let own = usize::from(is_member && contributors.contains(&adder.0));
+
+    (all - own) as u64
 }
 
 /// Returns the sum of the times of all `terms`, in picoseconds.

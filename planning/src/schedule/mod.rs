@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn plans_of_collectives_with_and_without_a_root_are_right() {
         let topology = Topology::flat(3).unwrap();
-        for collective in Collective::all() {
+        for &collective in Collective::ALL {
             let shape = Shape { collective: collective.with_root(Rank(2)), ..Shape::default() };
             crate::verify::verify(&plans(Algorithm::Direct, &topology, shape).unwrap()).unwrap();
         }

@@ -42,16 +42,13 @@ pub(super) fn contributed(cell: Cell) -> Flag {
     Flag::Contributed { cell, lane: LaneId::HOME }
 }
 
-/// Returns the steps that add the contributions of all ranks to the chunk `cell`, in rank order.
-///
-/// In place, the chunk already holds the rank's own contribution, and the first addition overwrites
-/// the chunk, so the own contribution comes first.
+/// Returns the steps that add the contributions to the chunk `cell`, in the order that the
+/// collective states.
 pub(super) fn reduce(request: &PlanRequest<'_>, cell: Cell) -> impl Iterator<Item = Step> + use<> {
-    let &PlanRequest { topology, rank, shape } = request;
-    let first = shape.in_place.then_some(rank);
-    let others = Rank::all(topology.ranks()).filter(move |from| Some(*from) != first);
+    let &PlanRequest { topology, rank, shape: Shape { collective, in_place, .. } } = request;
+    let ranks = Rank::at(topology.ranks()).0;
 
-    first.into_iter().chain(others).map(move |from| Step::Reduce { cell, from })
+    collective.additions(rank, ranks, in_place).map(move |from| Step::Reduce { cell, from })
 }
 
 pub(super) fn ready(from: Rank, lane: LaneId) -> Flag {

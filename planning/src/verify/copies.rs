@@ -2,7 +2,7 @@
 
 use peerlane_hal::Rank;
 
-use super::fault::Fault;
+use super::fault::{Fault, Location};
 use super::flags::Flags;
 use super::plan_set::{PlanSet, copied_cells};
 use crate::plan::{Cell, LaneId, Step};
@@ -16,6 +16,8 @@ use crate::plan::{Cell, LaneId, Step};
 pub(super) struct Copies {
     by_output: Vec<Vec<CellCopy>>,
     by_inbox: Vec<Vec<CellCopy>>,
+    /// For each followed rank, whether its output depends on the input of every rank.
+    hears_from_everyone: Vec<bool>,
 }
 
 /// Identifies the step that copies `cell` into an output or an inbox, and the rank that executes
@@ -49,6 +51,11 @@ impl Copies {
         index.ok().map(|index| copies[index])
     }
 
+    /// Returns whether the output of `rank` depends on the input of every rank.
+    pub(super) fn hears_from_everyone(&self, set: &PlanSet, rank: Rank) -> bool {
+        self.hears_from_everyone[set.symmetry.representative_index(rank)]
+    }
+
     /// Returns the steps that copy cells into the output of `rank`, sorted by cell.
     pub(super) fn copies_of_output(&self, set: &PlanSet, rank: Rank) -> &[CellCopy] {
         &self.by_output[set.symmetry.representative_index(rank)]
@@ -66,19 +73,13 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
     let none = vec![Vec::new(); set.lanes.len() / set.lanes_per_rank];
     let mut by_output = none.clone();
     let mut by_inbox = none;
-    let mut sums = Vec::new();
-
     let symmetry = &set.symmetry;
     for (lane, at, step) in set.steps() {
         let own_rank = set.lanes[lane].rank;
         let (target, cell) = match step {
             Step::Put { peer, cell, .. } => (peer, cell),
             Step::Get { cell, .. } => (own_rank, cell),
-            Step::Reduce { cell, from } => {
-                sums.push(Addition { rank: own_rank, cell, from, step: (lane, at) });
-                continue;
-            }
-            Step::Signal { .. } | Step::Wait { .. } => continue,
+            Step::Reduce { .. } | Step::Signal { .. } | Step::Wait { .. } => continue,
         };
 
         // Each step stands for the steps of its whole orbit. The rotation turns the target into the
@@ -99,21 +100,63 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
         copies.sort_unstable();
 
         // A rank reads its own contribution from its input, so no step puts it into the inbox.
-        let reduces = set.collective.reduces(rank);
-        let contributions =
-            cells(set.ranks, set.chunks).filter(move |cell| reduces && cell.block != rank);
+        let collective = set.collective;
+        let contributions = cells(set.ranks, set.chunks)
+            .filter(move |cell| cell.block != rank && collective.contributes(cell.block, rank));
         check_cells(set, rank, copies, contributions)?;
     }
 
     // The last addition to a cell counts as its copy, so the outputs are checked only after it has
     // been appended to `by_output`.
-    check_additions(set, sums, &mut by_output)?;
+    for last in check_additions(set, additions(set))? {
+        let back = symmetry.rotation_back(last.rank);
+        let copy = CellCopy {
+            cell: symmetry.rotated_cell(back, last.cell),
+            rank: symmetry.rotated(back, last.rank),
+            step: last.step,
+        };
+        by_output[symmetry.representative_index(last.rank)].push(copy);
+    }
     for ((rank, _), copies) in set.followed_ranks().zip(&mut by_output) {
         copies.sort_unstable();
         check_output(set, rank, copies)?;
     }
 
-    Ok(Copies { by_output, by_inbox })
+    let hears_from_everyone = hears_from_everyone(set, &by_output);
+    Ok(Copies { by_output, by_inbox, hears_from_everyone })
+}
+
+/// Returns, for each followed rank, whether its output depends on the input of every rank.
+///
+/// This is derived from the steps, and not from what the collective says: only a put or a get from
+/// the input of a rank brings in the block of that rank, only an addition brings in a contribution,
+/// and `by_output` has the copies and last additions that are there.
+fn hears_from_everyone(set: &PlanSet, by_output: &[Vec<CellCopy>]) -> Vec<bool> {
+    let ranks = set.ranks as usize;
+
+    // How many ranks the sum of each followed rank depends on.
+    let mut contributors = vec![0; by_output.len()];
+    for (_, _, step) in set.steps() {
+        if let Step::Reduce { cell: Cell { block, chunk: 0 }, .. } = step {
+            contributors[set.symmetry.representative_index(block)] += 1;
+        }
+    }
+
+    let hears = |((rank, _), copies): ((Rank, usize), &Vec<CellCopy>)| {
+        if set.collective.is_reduction() {
+            let of_all = |copy: &CellCopy| {
+                contributors[set.symmetry.representative_index(copy.cell.block)] == ranks
+            };
+            return copies.iter().any(of_all);
+        }
+
+        // The copies are sorted by cell, so those of one block are neighbors.
+        let mut blocks: Vec<Rank> = copies.iter().map(|copy| copy.cell.block).collect();
+        blocks.dedup();
+        let others = blocks.iter().filter(|&&block| block != rank).count();
+        others + 1 == ranks
+    };
+    set.followed_ranks().zip(by_output).map(hears).collect()
 }
 
 /// Returns the cells of `ranks` blocks with `chunks` chunks each, in ascending order.
@@ -124,78 +167,91 @@ fn cells(ranks: u32, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
 
 /// Identifies the step of `rank` that adds the contribution of rank `from` to `cell`.
 ///
-/// The order of the fields makes all additions to a cell neighbors after sorting.
+/// The order of the fields makes all additions to a cell neighbors after sorting, in the order in
+/// which a lane executes them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Addition {
+pub(super) struct Addition {
     rank: Rank,
     cell: Cell,
-    from: Rank,
     step: (usize, usize),
+    from: Rank,
 }
 
-/// Checks that each reduced cell receives the contribution of every rank once, in a single lane.
+/// Returns all additions in the lanes of the set.
+pub(super) fn additions(set: &PlanSet) -> Vec<Addition> {
+    let addition = |(lane, at, step): (usize, usize, Step)| match step {
+        Step::Reduce { cell, from } => {
+            Some(Addition { rank: set.lanes[lane].rank, cell, step: (lane, at), from })
+        }
+        Step::Put { .. } | Step::Get { .. } | Step::Signal { .. } | Step::Wait { .. } => None,
+    };
+    set.steps().filter_map(addition).collect()
+}
+
+/// Checks that each reduced cell receives the contributions that the collective states, each once,
+/// in the stated order and in a single lane.
 ///
-/// The last addition is appended to `by_output`, where it counts as the copy of the cell.
-fn check_additions(
+/// Returns the last addition to each cell, which completes the cell.
+pub(super) fn check_additions(
     set: &PlanSet,
     mut sums: Vec<Addition>,
-    by_output: &mut [Vec<CellCopy>],
-) -> Result<(), Fault> {
+) -> Result<Vec<Addition>, Fault> {
     let location = |sum: &Addition| set.location(sum.step.0, sum.step.1);
     sums.sort_unstable();
-    for pair in sums.windows(2) {
-        let first = &pair[0];
-        let second = &pair[1];
-        if (first.rank, first.cell) != (second.rank, second.cell) {
-            continue;
-        }
 
-        let first_at = location(first);
-        let second_at = location(second);
-        if first.from == second.from {
-            return Err(Fault::ReducedTwice { first: first_at, second: second_at });
+    let mut last_additions = Vec::new();
+    for (rank, _) in set.followed_ranks().filter(|(rank, _)| set.collective.reduces(*rank)) {
+        for chunk in 0..set.chunks {
+            let cell = Cell { block: rank, chunk };
+            let of_rank_and_cell = |sum: &Addition| (sum.rank, sum.cell).cmp(&(rank, cell));
+            let first = sums.partition_point(|sum| of_rank_and_cell(sum).is_lt());
+            let end = sums.partition_point(|sum| of_rank_and_cell(sum).is_le());
+            let of_cell = &sums[first..end];
+
+            // The check of the plan set has refused contributions that the collective does not
+            // state, so these are all there are if none is missing or twice there.
+            check_once(of_cell, location)?;
+            let order = set.collective.additions(rank, set.ranks, set.in_place);
+            for (position, from) in order.enumerate() {
+                let Some(index) = of_cell.iter().position(|sum| sum.from == from) else {
+                    return Err(Fault::NeverReduced { rank, cell, from });
+                };
+
+                // All contributions before this one were found at their positions.
+                if index != position {
+                    let late = location(&of_cell[index]);
+                    return Err(match set.in_place && from == rank {
+                        // The first addition has overwritten the contribution that this one reads.
+                        true => Fault::Overwritten { location: late },
+                        false => {
+                            let early = location(&of_cell[position]);
+                            Fault::ReducedOutOfOrder { location: early, expected: from }
+                        }
+                    });
+                }
+            }
+
+            last_additions.extend(of_cell.last());
+        }
+    }
+
+    Ok(last_additions)
+}
+
+/// Checks that all additions to a cell are in one lane, and that each contribution is added once.
+fn check_once(of_cell: &[Addition], location: impl Fn(&Addition) -> Location) -> Result<(), Fault> {
+    let mut by_contribution = of_cell.to_vec();
+    by_contribution.sort_unstable_by_key(|sum| (sum.from, sum.step));
+    for pair in by_contribution.windows(2) {
+        let [first, second] = [location(&pair[0]), location(&pair[1])];
+        if pair[0].from == pair[1].from {
+            return Err(Fault::ReducedTwice { first, second });
         }
 
         // One lane executes its steps in order, which makes the order of additions and so the
         // rounding of a sum the same in every run.
-        if first.step.0 != second.step.0 {
-            return Err(Fault::ReducedApart { first: first_at, second: second_at });
-        }
-    }
-
-    // The check of the plan set has refused additions of unknown cells, and repetitions are refused
-    // above. So the sorted additions are those that the loops go through, unless one is missing.
-    let mut found = sums.iter().peekable();
-    for (rank, _) in set.followed_ranks().filter(|(rank, _)| set.collective.reduces(*rank)) {
-        for chunk in 0..set.chunks {
-            let cell = Cell { block: rank, chunk };
-            let mut first = None;
-            let mut own = None;
-            let mut last = None;
-            for from in (0..set.ranks).map(Rank) {
-                let next =
-                    found.next_if(|sum| (sum.rank, sum.cell, sum.from) == (rank, cell, from));
-                let sum = next.ok_or(Fault::NeverReduced { rank, cell, from })?;
-
-                let is_first = first.is_none_or(|first| sum.step < first);
-                first = if is_first { Some(sum.step) } else { first };
-                own = if from == rank { Some(sum) } else { own };
-                last = last.max(Some(sum.step));
-            }
-
-            // In place, the cell holds the rank's own contribution until the first addition
-            // overwrites it, so the own contribution comes first.
-            if let Some(own) = own.filter(|own| set.in_place && Some(own.step) != first) {
-                return Err(Fault::Overwritten { location: location(own) });
-            }
-
-            let back = set.symmetry.rotation_back(rank);
-            let copy = CellCopy {
-                cell: set.symmetry.rotated_cell(back, cell),
-                rank: set.symmetry.rotated(back, rank),
-                step: last.expect("there is a rank"),
-            };
-            by_output[set.symmetry.representative_index(rank)].push(copy);
+        if pair[0].step.0 != pair[1].step.0 {
+            return Err(Fault::ReducedApart { first, second });
         }
     }
 

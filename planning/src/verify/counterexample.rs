@@ -168,7 +168,10 @@ impl Explainer<'_> {
             Fault::NotConsumed { location, start } => {
                 let step = self.find(location)?;
                 let wait = self.flags.of_step(step.0, step.1).wait;
-                let needed = Needed::Wait(wait, start - self.set.outputs);
+                // A flag was last signalled `outputs` starts ago, and is awaited `lag` starts
+                // later.
+                let lag = self.set.lanes[wait.0].lag(wait.1);
+                let needed = Needed::Wait(wait, start + lag - self.set.outputs);
                 self.events_to(step, start, &needed)
             }
 
@@ -177,8 +180,8 @@ impl Explainer<'_> {
             }
 
             Fault::SourceInUse { rank, lane, start } => {
-                let is_copy = |step: &Step| matches!(step, Step::Put { .. } | Step::Get { .. });
-                let needed = self.last_step(rank, lane, is_copy)?;
+                let reads = |step: &Step| !matches!(step, Step::Signal { .. } | Step::Wait { .. });
+                let needed = self.last_step(rank, lane, reads)?;
                 self.events_to(self.end_of_home(rank), start, &needed)
             }
 
@@ -402,15 +405,18 @@ impl Explainer<'_> {
 
         match step {
             Step::Put { .. } | Step::Get { .. } | Step::Reduce { .. } => has_passed.then_some(None),
-            Step::Wait { .. } => {
+            Step::Wait { flag } => {
+                // A signal of an earlier start comes before all steps of this one.
                 let (writer, signal) = self.flags.of_step(lane, at).signal;
-                (has_passed && next[writer] > signal).then_some(Some([writer, lane]))
+                let is_signalled = flag.lag() > 0 || next[writer] > signal;
+                (has_passed && is_signalled).then_some(Some([writer, lane]))
             }
             Step::Signal { .. } => {
                 // The last known step of a lane is often a signal whose wait has passed. A signal
                 // without a known wait tells nobody anything and is not listed.
                 let (reader, wait) = self.flags.of_step(lane, at).wait;
-                let is_consumed = reached[reader] > happens_before.time(start, wait);
+                let awaited_in = start + self.set.lag(reader, wait);
+                let is_consumed = reached[reader] > happens_before.time(awaited_in, wait);
                 (has_passed || is_consumed).then_some(is_consumed.then_some([lane, reader]))
             }
         }

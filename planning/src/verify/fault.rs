@@ -208,6 +208,18 @@ pub enum Fault {
         /// The location of an addition in another lane.
         second: Location,
     },
+    /// An addition to a chunk comes before another one that the collective has at its place.
+    ///
+    /// The order of additions decides how a sum of floating-point numbers is rounded.
+    #[error(
+        "{location}: the addition is out of order, expected that of the contribution of rank {expected}"
+    )]
+    ReducedOutOfOrder {
+        /// The location of the addition that comes too early.
+        location: Location,
+        /// The rank whose contribution is added at this place.
+        expected: Rank,
+    },
     /// An addition in place reads the rank's own contribution, which an earlier addition has
     /// overwritten.
     #[error(
@@ -458,6 +470,8 @@ pub enum FaultClass {
     Stale,
     /// Memory may be overwritten while a rank still reads it.
     Overwritten,
+    /// Contributions are added in another order than the collective states.
+    OutOfOrder,
     /// A step has a peer that the fabric of its lane cannot reach.
     Unreachable,
 }
@@ -475,6 +489,7 @@ impl FaultClass {
         Self::Unbalanced,
         Self::Stale,
         Self::Overwritten,
+        Self::OutOfOrder,
         Self::Unreachable,
     ];
 
@@ -491,6 +506,7 @@ impl FaultClass {
             Self::Unbalanced => "unbalanced flag",
             Self::Stale => "stale flag",
             Self::Overwritten => "overwritten too early",
+            Self::OutOfOrder => "addition out of order",
             Self::Unreachable => "out of reach",
         }
     }
@@ -542,6 +558,7 @@ impl Fault {
             | Self::SourceInUse { .. }
             | Self::PeerReads { .. }
             | Self::Overwritten { .. } => FaultClass::Overwritten,
+            Self::ReducedOutOfOrder { .. } => FaultClass::OutOfOrder,
 
             Self::AcrossTiers { .. } | Self::OutOfReach { .. } => FaultClass::Unreachable,
         }

@@ -66,6 +66,9 @@ pub struct Proof {
     pub starts: u32,
     /// The number of copies, additions, signals and waits that all ranks execute in one run of the
     /// operation. It includes the entry and exit of each lane.
+    ///
+    /// In a [sampled](Coverage::Sampled) proof, this number and the next two are those of the
+    /// plans that were summed up.
     pub steps: usize,
     /// The number of flags that all ranks use in one run of the operation.
     pub flags: usize,
@@ -126,7 +129,10 @@ impl fmt::Display for Proof {
              a rank may still read it",
         )?;
         if self.additions > 0 {
-            f.write_str("; every contribution is added exactly once, after it has arrived")?;
+            f.write_str(
+                "; every contribution is added exactly once, after it has arrived and in the order \
+                 that the collective states",
+            )?;
         }
 
         Ok(())

@@ -291,17 +291,30 @@ impl StepCheck<'_> {
                 self.check_rank(from)?;
                 self.check_cell(cell)?;
 
-                let reduces = self.plan.collective.reduces(own_rank);
+                let collective = self.plan.collective;
+                let reduces = collective.reduces(own_rank);
                 self.check_exists(reduces && cell.block == own_rank, || {
                     let expected = match reduces {
                         true => format!("a cell of block {own_rank}"),
                         false => format!("no addition on rank {own_rank}"),
                     };
                     (format!("cell {cell} to reduce"), expected)
+                })?;
+
+                self.check_exists(collective.contributes(from, own_rank), || {
+                    let name = collective.with_article();
+                    let expected = format!("a rank that contributes to block {own_rank} in {name}");
+                    (format!("contribution of rank {from}"), expected)
                 })
             }
             Step::Signal { peer, flag } => {
                 self.check_rank(peer)?;
+                // A rank knows its own last start without a flag. The race check relies on this: it
+                // takes every flag between lanes of one rank as one of the present start.
+                self.check_exists(flag.lag() == 0 || peer != own_rank, || {
+                    let expected = "another reader, because a rank knows its own last start";
+                    (format!("flag {flag} of rank {peer}"), expected.to_owned())
+                })?;
                 self.check_flag(peer, flag)
             }
             Step::Wait { flag } => self.check_flag(own_rank, flag),

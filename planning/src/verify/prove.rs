@@ -15,12 +15,13 @@ use std::ops::ControlFlow;
 
 use peerlane_hal::Rank;
 
+use super::copies;
 use super::fault::{Fault, Location, Position};
 use super::plan_set::{self, PlanSet};
 use super::symmetry::Symmetry;
 use super::{Coverage, Proof, follow, verify};
 use crate::collective::Collective;
-use crate::plan::{Algorithm, Cell, Flag, LaneId, Plan, Step, Tier};
+use crate::plan::{Algorithm, Cell, Flag, Plan, Step, Tier};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 
@@ -89,9 +90,7 @@ pub fn prove(
     let compared = budget.compared_steps.saturating_mul(ranks) / steps.max(1);
     let sample = Sample::new(topology, compared);
 
-    let is_symmetric = shape.collective.is_symmetric();
-    let symmetries = is_symmetric.then(|| Symmetry::candidates(topology, shape.tiers));
-    for symmetry in symmetries.into_iter().flatten() {
+    for symmetry in Symmetry::candidates(topology, shape.tiers) {
         if let ControlFlow::Break(proof) = source.verify_representatives(symmetry, &sample)? {
             return Ok(proof);
         }
@@ -167,7 +166,11 @@ impl<'a> PlanSource<'a> {
             representatives.iter().map(|&rank| self.plan(rank)).collect::<Result<_, _>>()?;
 
         for rank in sample.ranks() {
-            if !symmetry.matches(&plans[symmetry.representative_index(rank)], &self.plan(rank)?) {
+            // What is required of the representative must be required of the rank, too.
+            let representative = &plans[symmetry.representative_index(rank)];
+            if !symmetry.keeps_goal(representative, rank)
+                || !symmetry.matches(representative, &self.plan(rank)?)
+            {
                 return Ok(ControlFlow::Continue(()));
             }
         }
@@ -199,6 +202,7 @@ impl<'a> PlanSource<'a> {
             let plan = self.plan(rank)?;
             plan_set::check(std::slice::from_ref(&plan), ranks, &[rank])?;
             self.check_reach(&plan)?;
+            check_own_additions(&plan)?;
             sums.add(&plan);
         }
 
@@ -262,6 +266,12 @@ impl<'a> PlanSource<'a> {
     }
 }
 
+/// Checks that `plan` adds the contributions that its collective states, in the stated order.
+fn check_own_additions(plan: &Plan) -> Result<(), Fault> {
+    let set = PlanSet::new(std::slice::from_ref(plan), Symmetry::none(plan.ranks as usize));
+    copies::check_additions(&set, copies::additions(&set)).map(|_| ())
+}
+
 /// Accumulates hash sums over the plans of all ranks, which reveal missing or superfluous copies
 /// and signals.
 ///
@@ -288,7 +298,7 @@ impl Sums {
         }
 
         if collective.reduces(rank) {
-            self.require_contributions(rank, ranks, chunks);
+            self.require_contributions(plan);
         }
 
         for lane in plan.lane_ids() {
@@ -302,14 +312,15 @@ impl Sums {
     /// reduces.
     ///
     /// The additions of all contributions to a cell count as the copy of the cell to the output.
-    fn require_contributions(&mut self, rank: Rank, ranks: u32, chunks: u32) {
-        for chunk in 0..chunks {
+    fn require_contributions(&mut self, plan: &Plan) {
+        let &Plan { collective, rank, ranks, in_place, .. } = plan;
+        for chunk in 0..plan.chunks {
             // `add` has subtracted the hash of the cell, but no step copies the cell.
             let reduced = hash_of_cell(rank, Cell { block: rank, chunk });
             self.cell_sum = self.cell_sum.wrapping_add(reduced);
 
             // No step puts a rank's own contribution into its inbox, but one adds it.
-            for from in (0..ranks).map(Rank) {
+            for from in collective.additions(rank, ranks, in_place) {
                 let cell = Cell { block: from, chunk };
                 let copied = if from == rank { 0 } else { hash_of_contribution(rank, cell) };
                 let added = hash_of_addition(rank, cell);
@@ -374,33 +385,24 @@ fn hash_of_addition(owner: Rank, Cell { block, chunk }: Cell) -> u64 {
 
 /// Returns a hash of `flag` and its reader, which is the same for the signal and the wait.
 fn hash_of_flag(reader: Rank, flag: Flag) -> u64 {
-    // A hash takes four numbers and a flag of a chunk has five, so its hash is the sum of two. The
-    // last number keeps both kinds of hashes apart: it is below 8 with a kind of flag, and 8 or
-    // more with a chunk.
-    let of_kind = |kind, LaneId(lane), rank: Rank| hash([reader.0, rank.0, lane, kind]);
-    match flag {
-        Flag::Arrived { cell: Cell { block, chunk }, lane } => {
-            let of_chunk = hash([reader.0, block.0, chunk, lane.0 + 8]);
-            of_kind(1, lane, block).wrapping_add(of_chunk)
-        }
-        Flag::Contributed { cell: Cell { block, chunk }, lane } => {
-            let of_chunk = hash([reader.0, block.0, chunk, lane.0 + 8]);
-            of_kind(7, lane, block).wrapping_add(of_chunk)
-        }
-        Flag::Ready { from, lane } => of_kind(2, lane, from),
-        Flag::Free { from, lane } => of_kind(6, lane, from),
-        Flag::Taken { by, lane } => of_kind(3, lane, by),
-        Flag::Go { lane } => of_kind(4, lane, reader),
-        Flag::Sent { lane } => of_kind(5, lane, reader),
-    }
+    let (kind, lane, rank, chunk) = match flag {
+        Flag::Arrived { cell: Cell { block, chunk }, lane } => (1, lane, block, chunk),
+        Flag::Ready { from, lane } => (2, lane, from, 0),
+        Flag::Taken { by, lane } => (3, lane, by, 0),
+        Flag::Go { lane } => (4, lane, reader, 0),
+        Flag::Sent { lane } => (5, lane, reader, 0),
+        Flag::Free { from, lane } => (6, lane, from, 0),
+        Flag::Contributed { cell: Cell { block, chunk }, lane } => (7, lane, block, chunk),
+    };
+
+    hash([reader.0, rank.0, chunk, lane.0, kind])
 }
 
-/// Returns a hash of four numbers.
-fn hash([a, b, c, d]: [u32; 4]) -> u64 {
+/// Returns a hash of `numbers`.
+fn hash<const COUNT: usize>(numbers: [u32; COUNT]) -> u64 {
     // `mix` maps 0 to 0, and a hash of 0 would not change a sum. The increment moves that case to
     // other numbers.
-    let first = mix((u64::from(a) << 32 | u64::from(b)) ^ SPLIT_MIX_INCREMENT);
-    mix(first ^ (u64::from(c) << 32 | u64::from(d)))
+    numbers.iter().fold(SPLIT_MIX_INCREMENT, |hash, &number| mix(hash ^ u64::from(number)))
 }
 
 /// Selects the ranks whose plans a proof compares or sums up, if it cannot process all plans.
@@ -437,8 +439,8 @@ impl Sample {
 
 /// Returns a topology of some nodes of `topology`, with at most `ranks_max` ranks.
 ///
-/// It has the smallest node, the largest node if there is space, and pseudo-random others. If the
-/// first node is too large, some of its ranks are left out.
+/// It has the smallest node, the largest node and pseudo-random others. If one of these two does
+/// not fit, some of its ranks are left out.
 fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
     let nodes = topology.nodes();
     let members = |node: usize| topology.members(Rank::at(node).0);
@@ -449,25 +451,28 @@ fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
     let mut random = SplitMix64::new(topology);
     let candidates = (0..4 * nodes).map(|_| random.below(nodes)).chain(0..nodes);
 
-    let mut selected: Vec<usize> = Vec::new();
-    let mut ranks_left = ranks_max;
+    let mut selected: Vec<(usize, usize)> = Vec::new();
+    let mut ranks_left = ranks_max.max(1);
     for node in extremes.into_iter().flatten().chain(candidates) {
-        // A node that is larger than the limit can only be the first, and is cut below.
-        let fits = members(node).len() <= ranks_left || selected.is_empty();
-        if fits && !selected.contains(&node) {
-            ranks_left = ranks_left.saturating_sub(members(node).len());
-            selected.push(node);
+        // Some ranks of a second node are better than none, because one node sends nothing to
+        // others. Later nodes are taken whole or not at all.
+        let can_be_cut = selected.len() < 2;
+        let kept = members(node).len().min(ranks_left);
+        let fits = kept == members(node).len() || can_be_cut && kept > 0;
+        if fits && selected.iter().all(|&(other, _)| other != node) {
+            ranks_left -= kept;
+            selected.push((node, kept));
         }
     }
+    selected.sort_unstable();
 
-    let kept = |node: usize| members(node).iter().take(ranks_max.max(1)).copied();
+    let kept = |(node, kept): (usize, usize)| members(node).iter().take(kept).copied();
     let mut ranks: Vec<(Rank, usize)> =
-        selected.iter().flat_map(|&node| kept(node).map(move |rank| (rank, node))).collect();
+        selected.iter().flat_map(|&node| kept(node).map(move |rank| (rank, node.0))).collect();
     ranks.sort_unstable();
 
     // The nodes keep their order and are numbered without gaps, as a topology requires.
-    selected.sort_unstable();
-    let new_number = |node| Rank::at(selected.partition_point(|&other| other < node)).0;
+    let new_number = |node| Rank::at(selected.partition_point(|&(other, _)| other < node)).0;
     let node_of_rank: Vec<u32> = ranks.into_iter().map(|(_, node)| new_number(node)).collect();
 
     Topology::of_nodes(&node_of_rank).expect("there is a rank, and the nodes are numbered anew")
@@ -506,4 +511,31 @@ fn mix(number: u64) -> u64 {
     let first = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let second = (first ^ (first >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     second ^ (second >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::LaneId;
+
+    #[test]
+    fn flags_of_swapped_chunks_have_another_sum() {
+        let lane = LaneId::HOME;
+        let arrived = |chunk| Flag::Arrived { cell: Cell { block: Rank(1), chunk }, lane };
+        let contributed = |chunk| Flag::Contributed { cell: Cell { block: Rank(1), chunk }, lane };
+        let sum = |flags: [Flag; 2]| {
+            flags.iter().fold(0_u64, |sum, &flag| sum.wrapping_add(hash_of_flag(Rank(0), flag)))
+        };
+        assert_ne!(sum([arrived(0), contributed(1)]), sum([arrived(1), contributed(0)]));
+    }
+
+    #[test]
+    fn a_sample_of_nodes_has_ranks_of_two_nodes() {
+        let topology: Topology = "1+5+5".parse().unwrap();
+        for ranks_max in 2..=11 {
+            let subset = some_nodes(&topology, ranks_max);
+            assert!(subset.nodes() >= 2 && subset.ranks() <= ranks_max, "{ranks_max}: {subset}");
+        }
+        assert_eq!(some_nodes(&topology, 1).ranks(), 1);
+    }
 }

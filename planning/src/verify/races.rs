@@ -208,7 +208,7 @@ impl RaceCheck<'_> {
         // What is left is the entry of a rank into the start of the fact. Without data of every
         // rank, the current rank cannot conclude anything. The root of a broadcast, for example,
         // gets no data from others.
-        if !self.set.collective.hears_from_everyone(current.rank, self.set.ranks) {
+        if !self.copies.hears_from_everyone(self.set, current.rank) {
             return false;
         }
 

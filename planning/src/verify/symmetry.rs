@@ -196,6 +196,22 @@ impl Symmetry {
         plan
     }
 
+    /// Returns whether the collective requires of `rank` what it requires of the rank of
+    /// `representative`, after the rotation that moves that rank to `rank`.
+    ///
+    /// Otherwise plans can be rotated plans of each other although only one of them is right.
+    pub(super) fn keeps_goal(&self, representative: &Plan, rank: Rank) -> bool {
+        let &Plan { collective, rank: followed, ranks, in_place, .. } = representative;
+        let rotation = self.rotation_of(rank);
+        let rotated = |other| self.rotated(rotation, other);
+
+        let blocks_match = (0..ranks).map(Rank).all(|block| {
+            collective.requires(block, followed) == collective.requires(rotated(block), rank)
+        });
+        let order = collective.additions(followed, ranks, in_place);
+        blocks_match && order.map(rotated).eq(collective.additions(rank, ranks, in_place))
+    }
+
     /// Returns whether `plan` equals the plan `representative` after the rotation that moves the
     /// rank of `representative` to the rank of `plan`.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {

@@ -5,7 +5,7 @@ use peerlane_hal::Rank;
 
 use super::*;
 use crate::collective::Collective;
-use crate::plan::{Algorithm, Cell, FlagOrder, Lane, Source, Step};
+use crate::plan::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Source, Step};
 use crate::schedule::{self, Shape};
 use crate::topology::Topology;
 use crate::verify::plan_set::ClosedLane;
@@ -122,4 +122,109 @@ fn check_changes(plans: &[Plan], symmetry: &Symmetry) -> usize {
         }
     }
     refused
+}
+
+fn plans_of(collective: Collective, ranks: usize, outputs: u32) -> Vec<Plan> {
+    let topology = Topology::flat(ranks).unwrap();
+    let shape = Shape { collective, outputs, ..Shape::default() };
+    schedule::plans(Algorithm::Direct, &topology, shape).unwrap()
+}
+
+fn refusal(plans: &[Plan]) -> String {
+    verify(plans).unwrap_err().to_string()
+}
+
+/// Plans that would be right if every rank heard from every other one.
+#[test]
+fn a_scan_without_flags_of_the_last_start_is_refused() {
+    for collective in [Collective::Scan, Collective::Exscan] {
+        let mut plans = plans_of(collective, 3, 2);
+        verify(&plans).unwrap();
+        for step in plans.iter_mut().flat_map(|plan| &mut plan.lanes) {
+            let is_free = |step: &Step| {
+                matches!(
+                    step,
+                    Step::Signal { flag: Flag::Free { .. }, .. }
+                        | Step::Wait { flag: Flag::Free { .. } }
+                )
+            };
+            step.steps.retain(|step| !is_free(step));
+        }
+        let fault = verify(&plans).unwrap_err();
+        assert!(matches!(fault, Fault::PeerInUse { .. } | Fault::NotConsumed { .. }), "{fault}");
+    }
+}
+
+/// Plans that would be right if other ranks contributed.
+#[test]
+fn a_sum_of_other_contributions_is_refused() {
+    let as_if = |planned, collective| {
+        let mut plans = plans_of(planned, 3, 1);
+        plans.iter_mut().for_each(|plan| plan.collective = collective);
+        refusal(&plans)
+    };
+    let [scan, exscan, all] = [Collective::Scan, Collective::Exscan, Collective::ReduceScatter];
+    assert_snapshot!(as_if(all, scan), @"rank 0, lane 0, step 12 (reduce 0.0 of 1): contribution of rank 1 does not exist, expected a rank that contributes to block 0 in a scan");
+    assert_snapshot!(as_if(scan, all), @"rank 0: no step copies cell 1.0 into the output of rank 0");
+    assert_snapshot!(as_if(exscan, scan), @"rank 0: no step adds the contribution of rank 0 to cell 0.0");
+    assert_snapshot!(as_if(scan, exscan), @"rank 0, lane 0, step 7 (reduce 0.0 of 0): cell 0.0 to reduce does not exist, expected no addition on rank 0");
+}
+
+/// Plans that are rotated plans of each other, although the collective is not the same for all
+/// ranks.
+#[test]
+fn a_representative_does_not_stand_for_ranks_with_another_goal() {
+    let topology = Topology::flat(4).unwrap();
+    let [ref symmetry] = Symmetry::candidates(&topology, false)[..] else {
+        panic!("one node has one symmetry")
+    };
+    for collective in Collective::ALL {
+        let representative = &plans_of(*collective, 4, 1)[0];
+        let keeps = Rank::all(4).all(|rank| symmetry.keeps_goal(representative, rank));
+        let is_even = [Collective::AllGather, Collective::AllToAll].contains(collective);
+        assert_eq!(keeps, is_even, "{collective}");
+    }
+
+    // Every rank begins with its own contribution, so only rank 0 adds in the order of ranks.
+    let representative = plans_of(Collective::ReduceScatter, 4, 1).swap_remove(0);
+    let rotated = |rank| symmetry.rotated_plan(&representative, rank);
+    let plans: Vec<Plan> = Rank::all(4).map(rotated).collect();
+    assert!(plans.iter().all(|plan| symmetry.matches(&representative, plan)));
+    let fault = verify(&plans).unwrap_err();
+    assert_eq!(fault.class(), FaultClass::OutOfOrder, "{fault}");
+}
+
+/// A lane would wait for a signal of its own last start, which the race check does not follow.
+#[test]
+fn a_free_flag_of_the_own_rank_is_refused() {
+    let mut plans = plans_of(Collective::AllGather, 2, 2);
+    let flag = Flag::Free { from: Rank(0), lane: LaneId::HOME };
+    let steps = &mut plans[0].lanes[0].steps;
+    steps.insert(0, Step::Wait { flag });
+    steps.push(Step::Signal { peer: Rank(0), flag });
+    assert_snapshot!(refusal(&plans), @"rank 0, lane 0, step 6 (signal free to 0): flag free from 0 of rank 0 does not exist, expected another reader, because a rank knows its own last start");
+}
+
+/// A flag of the last start is awaited one start later than it is signalled.
+#[test]
+fn a_counterexample_names_the_start_of_a_wait_for_the_last_start() {
+    let mut explained = 0;
+    let correct = plans_of(Collective::Gather { root: Rank(0) }, 3, 2);
+    for rank in 0..correct.len() {
+        let steps = correct[rank].lanes[0].steps.len();
+        for (from, to) in (0..steps).flat_map(|from| (0..steps).map(move |to| (from, to))) {
+            let mut plans = correct.clone();
+            let steps = &mut plans[rank].lanes[0].steps;
+            let step = steps.remove(from);
+            steps.insert(to, step);
+
+            let Err(fault @ Fault::NotConsumed { location, .. }) = verify(&plans) else { continue };
+            if matches!(location.step, Step::Signal { flag: Flag::Free { .. }, .. }) {
+                let text = fault.counterexample(&plans).to_string();
+                assert!(text.ends_with("may not have passed in start 1"), "{text}");
+                explained += 1;
+            }
+        }
+    }
+    assert!(explained > 0);
 }

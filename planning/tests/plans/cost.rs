@@ -162,9 +162,8 @@ fn carried(
 fn bytes_of_reductions_are_those_that_the_plans_carry() {
     for nodes in [&[1][..], &[5], &[3, 3], &[1, 1, 1, 1]] {
         let topology = uneven(nodes);
-        for collective in Collective::REDUCTIONS {
-            let shape =
-                Shape { collective: *collective, chunks: 2, tiers: true, ..Shape::default() };
+        for &collective in Collective::ALL.iter().filter(|one| one.is_reduction()) {
+            let shape = Shape { collective, chunks: 2, tiers: true, ..Shape::default() };
             let blocks = vec![4 * KIB; topology.ranks()];
             let (algorithm, links) = (Algorithm::Direct, Links::default());
             let cost = cost::predict(algorithm, &topology, shape, &blocks, &links).unwrap();
@@ -390,7 +389,7 @@ fn times_of_the_slowest_links_and_the_longest_blocks_saturate() {
         let bytes: Vec<u64> = (0..topology.ranks())
             .map(|_| [0, 1, 1 << 40, u64::MAX / 7, u64::MAX][rng.usize(..5)])
             .collect();
-        for collective in Collective::all() {
+        for &collective in Collective::ALL {
             let in_place = rng.bool() && collective.runs_in_place();
             let shape = Shape {
                 collective,

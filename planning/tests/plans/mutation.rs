@@ -15,9 +15,9 @@ use peerlane_planning::plan::{Algorithm, Plan};
 use peerlane_planning::verify::{FaultClass, verify};
 
 use crate::support::cases::number_of_cases;
-use crate::support::mutants::mutate;
+use crate::support::mutants::{ORDERS, mutate};
 use crate::support::oracle::{Harm, Oracle};
-use crate::support::plans::{BROADCAST, Form, GATHER, REDUCE, SCATTER, edit};
+use crate::support::plans::{BROADCAST, Form, GATHER, SCATTER, edit};
 
 const SOME_CASES: u64 = 100;
 const ALL_CASES: u64 = 1000;
@@ -98,10 +98,45 @@ fn broken_scatters_are_refused() {
 
 #[test]
 fn broken_reductions_are_refused() {
-    for collective in [Collective::ReduceScatter, Collective::AllReduce, REDUCE] {
+    let reductions = Collective::ALL.iter().filter(|one| one.is_reduction());
+    for &collective in reductions {
         check(Form::Goal(collective, Algorithm::Direct));
         check(Form::GoalInTurn(collective, Algorithm::Direct));
         check(Form::GoalOfTiers(collective, Algorithm::Direct));
+    }
+}
+
+#[test]
+fn other_orders_of_additions_are_refused() {
+    let reductions = || Collective::ALL.iter().copied().filter(|one| one.is_reduction());
+    for (mutation, name) in ORDERS.iter().zip(["swap", "reverse", "delay", "own"]) {
+        for collective in reductions() {
+            let mut refused = 0;
+            for seed in 0..200 {
+                let mut rng = Rng::with_seed(seed);
+                let (ranks, chunks) = (rng.u32(2..=5), rng.u32(1..=3));
+                let form = Form::Goal(collective, Algorithm::Direct);
+                let correct = form.plans(ranks, chunks, rng.bool());
+                let mut plans = correct.clone();
+                if mutation(&mut plans, &mut rng).is_none() || plans == correct {
+                    continue;
+                }
+
+                let fault = verify(&plans).expect_err("the order is another one");
+                let expected = match plans[0].in_place {
+                    // In place, an own contribution that comes late is overwritten already.
+                    true => [FaultClass::OutOfOrder, FaultClass::Overwritten].as_slice(),
+                    false => &[FaultClass::OutOfOrder],
+                };
+                assert!(expected.contains(&fault.class()), "{name}, {collective}: {fault}");
+                let oracle = oracle(&plans).unwrap();
+                assert_eq!(oracle.run(seed), Err(Harm::WrongBytes), "{name}, {collective}");
+                refused += 1;
+            }
+            // The own contribution to an exclusive scan is in no sum, so it cannot move.
+            let moves = name != "own" || collective != Collective::Exscan;
+            assert_eq!(refused > 10, moves, "{name}, {collective}: {refused}");
+        }
     }
 }
 
@@ -170,7 +205,14 @@ fn check(form: Form) {
     let scatters = [Form::Goal, Form::GoalInTurn, Form::GoalOfTiers]
         .map(|form| form(SCATTER, Algorithm::Direct));
     let reads = |class: &&FaultClass| **class != FaultClass::ReadEarly || !scatters.contains(&form);
-    for class in FaultClass::ALL.iter().filter(single).filter(reads) {
+    // Only reductions have an order of additions.
+    let is_reduction = matches!(
+        form,
+        Form::Goal(goal, _) | Form::GoalInTurn(goal, _) | Form::GoalOfTiers(goal, _)
+            if goal.is_reduction()
+    );
+    let orders = |class: &&FaultClass| **class != FaultClass::OutOfOrder || is_reduction;
+    for class in FaultClass::ALL.iter().filter(single).filter(reads).filter(orders) {
         assert!(counts.refused.contains_key(class), "{form:?}: no mutant is a {class}");
     }
 }

@@ -132,7 +132,7 @@ fn indentation_and_blank_lines_are_ignored() {
 
 #[test]
 fn faults_in_the_header_are_named() {
-    assert_snapshot!(fault(""), @r#"invalid plan, line 1 "": expected all-gather, broadcast, all-to-all, gather or scatter, found the end of the line"#);
+    assert_snapshot!(fault(""), @r#"invalid plan, line 1 "": expected all-gather, broadcast, all-to-all, gather, scatter, reduce-scatter, all-reduce, reduce, scan or exscan, found the end of the line"#);
     assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"invalid plan, line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring, found "spiral""#);
     assert_snapshot!(fault("all-gather direct rank 0 of 2"), @r#"invalid plan, line 1 "all-gather direct rank 0 of 2": expected ":", found "rank""#);
     assert_snapshot!(fault("all-gather direct: rank -1 of 2"), @r#"invalid plan, line 1 "all-gather direct: rank -1 of 2": expected the number of a rank, found "-1""#);
@@ -204,7 +204,7 @@ fn json_of_other_shapes_is_refused() {
     assert!(refused(json.replace("\"chunks\"", "\"pieces\"")));
     assert!(refused(json.replace("\"put\"", "\"copy\"")));
     let error = |broken: String| serde_json::from_str::<Plan>(&broken).unwrap_err().to_string();
-    assert_snapshot!(error(json.replace("\"all-gather\"", "\"all-sum\"")), @"unknown variant `all-sum`, expected one of `all-gather`, `broadcast`, `all-to-all`, `gather`, `scatter`, `reduce-scatter`, `all-reduce`, `reduce` at line 1 column 23");
+    assert_snapshot!(error(json.replace("\"all-gather\"", "\"all-sum\"")), @"unknown variant `all-sum`, expected one of `all-gather`, `broadcast`, `all-to-all`, `gather`, `scatter`, `reduce-scatter`, `all-reduce`, `reduce`, `scan`, `exscan` at line 1 column 23");
     assert_snapshot!(error(json.replace("\"collective\":\"all-gather\",", "")), @"missing field `collective` at line 1 column 455");
     assert!(refused(json.replace("\"chunk\":0", "\"chunk\":-1")));
     assert!(refused(json.replace("\"in_place\":true", "\"in_place\":true,\"more\":1")));

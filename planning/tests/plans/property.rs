@@ -61,7 +61,7 @@ impl Case {
         Self { algorithm, node_of_rank, shape, blocks, starts }.of_collective(&mut rng)
     }
 
-    /// Makes about two thirds of the cases other collectives than all-gathers.
+    /// Makes about two thirds of the cases any collectives, and not only all-gathers.
     fn of_collective(mut self, rng: &mut Rng) -> Self {
         if rng.u8(..3) == 0 {
             return self;
@@ -69,6 +69,10 @@ impl Case {
         let root = Rank::at(rng.usize(..self.blocks.len()));
         self.shape.collective = rng.choice(Collective::ALL).unwrap().with_root(root);
         self.shape.in_place &= self.shape.collective.runs_in_place();
+        if matches!(self.shape.collective, Collective::Scan | Collective::Exscan) {
+            let units = self.blocks[0];
+            self.blocks.fill(units);
+        }
         let suitable: Vec<_> = algorithms(self.shape.collective).collect();
         self.algorithm = *rng.choice(&suitable).unwrap();
         self

@@ -52,8 +52,9 @@ impl Group {
     /// Returns a builder for a reduce-scatter, in which every rank gets one block of the sum of all
     /// inputs.
     ///
-    /// The input of each rank has a block of `block_len` elements for every rank, in rank order.
-    /// The contributions are added in rank order by the rank that gets the block, on its processor
+    /// The input of each rank has a block for every rank, in rank order. The blocks have
+    /// [equal or different lengths](BlockLens); the length of a rank is that of its output. The
+    /// contributions are added in rank order by the rank that gets the block, on its processor
     /// or by a kernel of its GPU. [`operator`](OperationBuilder::operator) sets another operator.
     ///
     /// ```
@@ -71,8 +72,11 @@ impl Group {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn reduce_scatter<T: Element>(&mut self, block_len: usize) -> OperationBuilder<'_, T> {
-        self.operation(Collective::ReduceScatter, block_len)
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        lens: impl Into<BlockLens>,
+    ) -> OperationBuilder<'_, T> {
+        self.operation(Collective::ReduceScatter, lens)
     }
 
     /// Returns a builder for an all-reduce of `len` elements, in which every rank gets the sum of
@@ -106,6 +110,57 @@ impl Group {
     /// of all inputs.
     pub fn reduce<T: Element>(&mut self, root: Rank, len: usize) -> OperationBuilder<'_, T> {
         self.operation(Collective::Reduce { root }, len)
+    }
+
+    /// Returns a builder for an inclusive scan of `len` elements, in which every rank gets the sum
+    /// of the inputs of the ranks up to its own.
+    ///
+    /// Rank 0 gets its own input, and the last rank the sum of all. Each rank adds the
+    /// contributions in rank order. [`operator`](OperationBuilder::operator) sets another operator;
+    /// an average divides by the number of contributions, which is one more than the number of the
+    /// rank.
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// # in_process::run(3, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let mut operation = group.scan::<u32>(1).prepare()?;
+    /// operation.input_mut()?[0] = 10;
+    /// operation.run()?;
+    /// assert_eq!(operation.output()?, [10 * (group.rank().0 + 1)]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn scan<T: Element>(&mut self, len: usize) -> OperationBuilder<'_, T> {
+        self.operation(Collective::Scan, len)
+    }
+
+    /// Returns a builder for an exclusive scan of `len` elements, in which every rank except rank 0
+    /// gets the sum of the inputs of the ranks below its own.
+    ///
+    /// Rank 0 gets nothing: its output is empty. It is otherwise like [`scan`](Self::scan).
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// # in_process::run(3, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// // The position at which each rank writes its share of a common list.
+    /// let mut operation = group.exscan::<u32>(1).prepare()?;
+    /// operation.input_mut()?[0] = 5;
+    /// operation.run()?;
+    /// let begin = operation.output()?.first().copied().unwrap_or(0);
+    /// assert_eq!(begin, 5 * group.rank().0);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn exscan<T: Element>(&mut self, len: usize) -> OperationBuilder<'_, T> {
+        self.operation(Collective::Exscan, len)
     }
 
     /// Returns a builder for an all-gather, in which every rank gets the block of every rank, in

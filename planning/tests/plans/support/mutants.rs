@@ -4,7 +4,7 @@ use fastrand::Rng;
 use peerlane_hal::Rank;
 use peerlane_planning::plan::{Cell, Flag, Lane, LaneId, Plan, Source, Step, Tier};
 
-type Mutation = fn(&mut [Plan], &mut Rng) -> Option<String>;
+pub(crate) type Mutation = fn(&mut [Plan], &mut Rng) -> Option<String>;
 
 const MUTATIONS: &[Mutation] = &[
     drop_step,
@@ -20,6 +20,10 @@ const MUTATIONS: &[Mutation] = &[
     change_direction,
     change_tier,
     add_flag,
+    swap_additions,
+    reverse_additions,
+    delay_first_addition,
+    advance_own_addition,
     flip_in_place,
     change_chunks,
     change_outputs,
@@ -216,6 +220,61 @@ fn add_flag(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     steps(plans, signal).insert(signal.at, Step::Signal { peer, flag });
     steps(plans, wait).insert(wait.at, Step::Wait { flag });
     Some(format!("add {flag:?} from {signal:?} to {wait:?}"))
+}
+
+/// Mutations that change nothing but the order of the additions to one chunk.
+pub(crate) const ORDERS: [Mutation; 4] =
+    [swap_additions, reverse_additions, delay_first_addition, advance_own_addition];
+
+/// Gives the additions to one chunk, of which there are at least two, another order.
+fn reorder_additions(
+    plans: &mut [Plan],
+    rng: &mut Rng,
+    change: impl FnOnce(&mut Vec<Step>, Rank, &mut Rng),
+) -> Option<String> {
+    let position = position(plans, rng)?;
+    let rank = plans[position.rank].rank;
+    let chunk = rng.u32(..plans[0].chunks.max(1));
+    let steps = steps(plans, position);
+    let adds = |at: &usize| matches!(steps[*at], Step::Reduce { cell, .. } if cell.chunk == chunk);
+    let places: Vec<usize> = (0..steps.len()).filter(adds).collect();
+    if places.len() < 2 {
+        return None;
+    }
+
+    let mut additions: Vec<Step> = places.iter().map(|&at| steps[at]).collect();
+    change(&mut additions, rank, rng);
+    for (&at, addition) in places.iter().zip(additions) {
+        steps[at] = addition;
+    }
+    Some(format!("other order of additions to chunk {chunk} of rank {rank}"))
+}
+
+fn swap_additions(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+    reorder_additions(plans, rng, |additions, _, rng| {
+        let first = rng.usize(1..additions.len());
+        additions.swap(first - 1, first);
+    })
+}
+
+fn reverse_additions(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+    reorder_additions(plans, rng, |additions, _, _| additions.reverse())
+}
+
+fn delay_first_addition(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+    reorder_additions(plans, rng, |additions, _, _| additions.rotate_left(1))
+}
+
+/// Moves the own contribution to the front or, if it is there already, to the end.
+fn advance_own_addition(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+    reorder_additions(plans, rng, |additions, rank, _| {
+        let is_own = |step: &Step| matches!(step, Step::Reduce { from, .. } if *from == rank);
+        match additions.iter().position(is_own) {
+            Some(0) => additions.rotate_left(1),
+            Some(own) => additions[..=own].rotate_right(1),
+            None => {}
+        }
+    })
 }
 
 fn flip_in_place(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {

@@ -45,7 +45,7 @@ pub(crate) const SCATTER: Collective = Collective::Scatter { root: Rank(0) };
 pub(crate) const REDUCE: Collective = Collective::Reduce { root: Rank(0) };
 
 impl Form {
-    pub(crate) const ALL: [Self; 42] = [
+    pub(crate) const ALL: [Self; 47] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
@@ -88,6 +88,11 @@ impl Form {
         Self::GoalInTurn(REDUCE, Algorithm::Direct),
         Self::GoalOfTiers(Collective::ReduceScatter, Algorithm::Direct),
         Self::GoalOfTiers(Collective::AllReduce, Algorithm::Direct),
+        Self::Goal(Collective::Scan, Algorithm::Direct),
+        Self::Goal(Collective::Exscan, Algorithm::Direct),
+        Self::GoalInTurn(Collective::Scan, Algorithm::Direct),
+        Self::GoalInTurn(Collective::Exscan, Algorithm::Direct),
+        Self::GoalOfTiers(Collective::Scan, Algorithm::Direct),
     ];
 
     /// Returns the number of outputs that the plans use in turn.

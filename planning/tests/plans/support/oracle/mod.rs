@@ -39,6 +39,8 @@ pub(crate) struct Oracle {
     given: Option<Vec<Vec<usize>>>,
     /// Whether a rank has different data for every output.
     is_by_output: bool,
+    /// For each rank, the ranks whose contributions it adds, in order.
+    order: Vec<Vec<usize>>,
     flags: usize,
     /// The lanes that wait for each flag.
     readers: Vec<Vec<usize>>,
@@ -90,9 +92,12 @@ impl Oracle {
     pub(crate) fn new(plans: &[Plan], lengths: &[usize], starts: u64) -> Result<Self, Harm> {
         let collective = plans.first().map_or(Collective::AllGather, |plan| plan.collective);
         let (blocks, mut is_by_output) = blocks(collective, lengths);
-        let given = collective.is_reduction().then(|| {
-            is_by_output = true;
-            let to = |to: usize| if collective.reduces(Rank::at(to)) { lengths[to] } else { 0 };
+        let order: Vec<Vec<usize>> =
+            (0..lengths.len()).map(|to| order(collective, to, plans)).collect();
+        let given = order.iter().any(|order| !order.is_empty()).then(|| {
+            // In scans, each rank has one block for all outputs.
+            is_by_output = !matches!(collective, Collective::Scan | Collective::Exscan);
+            let to = |to: usize| if order[to].is_empty() { 0 } else { lengths[to] };
             vec![(0..lengths.len()).map(to).collect::<Vec<_>>(); lengths.len()]
         });
         let mut names = HashMap::new();
@@ -143,6 +148,7 @@ impl Oracle {
             blocks,
             given,
             is_by_output,
+            order,
             flags,
             readers,
             lanes,
@@ -194,9 +200,25 @@ impl Oracle {
     fn input_units(&self, rank: usize) -> usize {
         match self.is_by_output {
             true => self.inputs()[rank].iter().sum(),
-            false => self.blocks[rank].iter().copied().max().unwrap_or(0),
+            false => self.inputs()[rank].iter().copied().max().unwrap_or(0),
         }
     }
+}
+
+/// Returns the ranks whose contributions rank `to` adds to its block, in the order of ranks.
+///
+/// In place, the own contribution comes first.
+fn order(collective: Collective, to: usize, plans: &[Plan]) -> Vec<usize> {
+    let contributors = match collective {
+        Collective::ReduceScatter | Collective::AllReduce => 0..plans.len(),
+        Collective::Reduce { root } if root.index() == to => 0..plans.len(),
+        Collective::Scan => 0..to + 1,
+        Collective::Exscan => 0..to,
+        _ => 0..0,
+    };
+    let is_first = |from: &usize| plans[to].in_place && *from == to;
+    let (first, others): (Vec<usize>, Vec<usize>) = contributors.partition(is_first);
+    [first, others].concat()
 }
 
 /// Returns the length of the block of each rank for each output, and whether these are different blocks.
@@ -212,6 +234,8 @@ fn blocks(collective: Collective, lengths: &[usize]) -> (Vec<Vec<usize>>, bool) 
         Collective::ReduceScatter if from == to => lengths[to],
         Collective::AllReduce => lengths[from],
         Collective::Reduce { root } if root.index() == from && from == to => lengths[to],
+        Collective::Scan if from == to => lengths[to],
+        Collective::Exscan if from == to && to > 0 => lengths[to],
         _ => 0,
     };
     let row = |from| (0..ranks).map(|to| block(from, to)).collect();

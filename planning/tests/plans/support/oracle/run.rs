@@ -304,7 +304,7 @@ impl<'a> Run<'a> {
         };
         let place = self.oracle.place(rank, rank, units);
         for (word, added) in self.callers[rank].output(start)[place].iter_mut().zip(added) {
-            *word = if is_first { added } else { word.wrapping_add(added) };
+            *word = if is_first { added } else { combined(*word, added) };
         }
     }
 
@@ -379,12 +379,15 @@ impl<'a> Run<'a> {
             let units = oracle.place(block, rank, &(0..oracle.blocks[block][rank]));
             for (unit, word) in output[units].iter().enumerate() {
                 let output = if oracle.is_by_output { rank } else { 0 };
-                let sum = || (0..oracle.ranks).map(|from| content(start, from, block, unit)).sum();
-                let expected = match oracle.given {
-                    Some(_) => sum(),
-                    None => content(start, block, output, unit),
+                let given = |from: &usize| {
+                    let output = if oracle.is_by_output { block } else { 0 };
+                    content(start, *from, output, unit)
                 };
-                if *word != expected {
+                let expected = match oracle.given {
+                    Some(_) => oracle.order[block].iter().map(given).reduce(combined),
+                    None => Some(content(start, block, output, unit)),
+                };
+                if Some(*word) != expected {
                     return Err(Harm::WrongBytes);
                 }
             }
@@ -405,6 +408,11 @@ impl<'a> Run<'a> {
             && self.callers[rank].inbox(last).iter().all(is_scribble);
         if untouched { Ok(()) } else { Err(Harm::WrongBytes) }
     }
+}
+
+/// Combines two words so that the order of several combinations matters.
+fn combined(sum: u64, added: u64) -> u64 {
+    sum.wrapping_mul(3).wrapping_add(added)
 }
 
 /// Returns the content of a unit of a rank's data for an output.
