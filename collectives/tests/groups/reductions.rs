@@ -249,13 +249,17 @@ fn parts_of_a_sum_have_lengths_of_their_own() {
 }
 
 #[test]
-fn scans_of_different_lengths_are_refused() {
-    group::in_group(2, |group| {
-        let error = group.operation::<i32>(Collective::Scan, [1, 2]).prepare().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert_snapshot!(error, @"blocks have different lengths, expected equal lengths for a scan");
-        Ok(())
+fn scans_that_do_not_exist_are_refused() {
+    let texts = group::in_group(2, |group| {
+        let uneven = group.operation::<i32>(Collective::Scan, [1, 2]).prepare().unwrap_err();
+        let in_place = group.exscan::<i32>(1).in_place().prepare().unwrap_err();
+        assert_eq!([uneven.kind(), in_place.kind()], [ErrorKind::InvalidArgument; 2]);
+        Ok([uneven.to_string(), in_place.to_string()])
     });
+    assert_eq!(texts[0], texts[1]);
+    let [uneven, in_place] = &texts[0];
+    assert_snapshot!(uneven, @"blocks have different lengths, expected equal lengths for a scan");
+    assert_snapshot!(in_place, @"in_place is true, expected false: an exscan cannot run in place");
 }
 
 #[test]
