@@ -107,11 +107,19 @@ pub(crate) enum AlgorithmList {
 }
 
 impl AlgorithmList {
-    /// Returns the algorithms for a collective; `None` leaves the choice to the cost model.
-    pub(crate) fn of(&self, collective: Collective) -> Vec<Option<Algorithm>> {
+    /// Returns the algorithms for a collective on a topology; `None` leaves the choice to the cost
+    /// model.
+    ///
+    /// All algorithms are those that also fit if a network connects the nodes.
+    pub(crate) fn fitting(
+        &self,
+        topology: &Topology,
+        collective: Collective,
+    ) -> Vec<Option<Algorithm>> {
+        let shape = Shape { collective, tiers: topology.nodes() > 1, ..Shape::default() };
         match self {
             Self::Listed(choices) => choices.iter().map(|choice| choice.0).collect(),
-            Self::All => schedule::algorithms(collective).map(Some).collect(),
+            Self::All => schedule::fitting(topology, shape).map(Some).collect(),
         }
     }
 }

@@ -490,7 +490,8 @@ mod tests {
                 measured: true,
                 algorithm: None,
                 chunks: Some(1),
-                refused: &[(Algorithm::Ring, "asked elsewhere"), (Algorithm::DoubleRing, "too")],
+                refused: &[Algorithm::Ring, Algorithm::DoubleRing, Algorithm::RecursiveDoubling]
+                    .map(|other| (other, "it was not measured")),
             };
             choose(&question).unwrap().algorithm
         });

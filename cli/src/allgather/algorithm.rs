@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use peerlane::collective::Collective;
 use peerlane::planning::plan::{Algorithm, CHUNKS_MAX};
+use peerlane::topology::Topology;
 
 use crate::error::{Failure, Result};
 use crate::options::{AlgorithmList, parse_size_above_0};
@@ -53,19 +54,16 @@ impl AlgorithmOptions {
         })
     }
 
-    /// Returns the algorithms to measure on `nodes` nodes; `None` leaves the choice to the cost
-    /// model.
+    /// Returns the algorithms to measure on `topology`; `None` leaves the choice to the cost model.
     pub(super) fn algorithms(
         &self,
-        nodes: usize,
+        topology: &Topology,
         collective: Collective,
     ) -> Vec<Option<Algorithm>> {
         // On one node, the hierarchical plans are equal to direct.
-        let differs = |algorithm| match algorithm {
-            Algorithm::Hierarchical | Algorithm::HierarchicalRing => nodes > 1,
-            _ => true,
-        };
-        let mut algorithms = self.selection.of(collective);
+        let equal_on_one_node = [Algorithm::Hierarchical, Algorithm::HierarchicalRing];
+        let differs = |algorithm| topology.nodes() > 1 || !equal_on_one_node.contains(&algorithm);
+        let mut algorithms = self.selection.fitting(topology, collective);
         if self.selection == AlgorithmList::All {
             algorithms.retain(|algorithm| algorithm.is_none_or(differs));
         }
@@ -99,19 +97,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_skips_hierarchical_algorithms_on_one_node() {
+    fn all_skips_algorithms_that_do_not_fit() {
         let algorithm = parse("--algorithm all").unwrap().algorithm;
-        let names = |nodes| {
+        let [one, two]: [Topology; 2] = ["3", "2x2"].map(|text| text.parse().unwrap());
+        let names = |topology| {
             let algorithms =
-                algorithm.algorithms(nodes, Collective::AllGather).into_iter().flatten();
+                algorithm.algorithms(topology, Collective::AllGather).into_iter().flatten();
             algorithms.map(Algorithm::name).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(names(1), "direct pull ring double-ring");
-        assert_eq!(names(2), "direct pull ring double-ring hierarchical hierarchical-ring");
+        assert_eq!(names(&one), "direct pull ring double-ring");
+        assert_eq!(
+            names(&two),
+            "direct pull ring double-ring hierarchical hierarchical-ring recursive-doubling"
+        );
         assert_eq!(algorithm.selection.to_string(), "all");
-        assert_eq!(parse("").unwrap().algorithm.algorithms(2, Collective::AllGather), [None]);
+        assert_eq!(parse("").unwrap().algorithm.algorithms(&two, Collective::AllGather), [None]);
         let listed = parse("--algorithm ring,auto").unwrap().algorithm;
-        assert_eq!(listed.algorithms(2, Collective::AllGather), [Some(Algorithm::Ring), None]);
+        assert_eq!(listed.algorithms(&two, Collective::AllGather), [Some(Algorithm::Ring), None]);
         assert_eq!(listed.selection.to_string(), "ring,auto");
     }
 

@@ -20,6 +20,7 @@
 
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::TcpBootstrap;
+use peerlane::topology::Topology;
 use peerlane_toolkit::limits::AvailableMemory;
 
 use crate::cublas;
@@ -161,9 +162,11 @@ fn host_memory(
     let sweep = options.sweep(ranks);
     let largest = sweep.block_lengths().last().copied().unwrap_or(0);
     // The all-gathers of all algorithms are allocated at the same time.
-    let nodes =
-        options.node_options.topology(ranks).ok().flatten().map_or(1, |nodes| nodes.nodes());
-    let operations = options.algorithm.algorithms(nodes, options.goal.collective).len() as u64;
+    let nodes = options.node_options.topology(ranks).ok().flatten();
+    let topology = nodes.or_else(|| Topology::flat(ranks).ok());
+    let algorithms =
+        topology.map(|one| options.algorithm.algorithms(&one, options.goal.collective));
+    let operations = algorithms.map_or(1, |algorithms| algorithms.len() as u64);
     let total_bytes = sweep.total_bytes(largest);
     let collective = options.goal.collective;
     let has_one_block = collective.has_equal_outputs() && collective.only_provider().is_none();

@@ -90,7 +90,7 @@ impl<'a> Setup<'a> {
     }
 
     pub(super) fn algorithms(&self) -> Vec<Option<Algorithm>> {
-        self.options.algorithm.algorithms(self.topology.nodes(), self.options.goal.collective)
+        self.options.algorithm.algorithms(&self.topology, self.options.goal.collective)
     }
 
     /// Prepares the collective of the options with blocks of `block_length` elements on average.

@@ -59,7 +59,8 @@ impl Scenario {
     }
 
     pub(super) fn runs(&self, options: &Options) -> Result<Vec<Run>> {
-        let algorithms = options.algorithm.of(self.goal.collective).into_iter();
+        let algorithms =
+            options.algorithm.fitting(&self.topology, self.goal.collective).into_iter();
         algorithms.map(|algorithm| self.simulate(options, algorithm)).collect()
     }
 

@@ -62,6 +62,13 @@ pub(crate) struct BufferOffset {
     pub(crate) offset: u64,
 }
 
+impl BufferOffset {
+    /// Returns whether `next` is the place behind `bytes` bytes at this place.
+    pub(crate) fn is_followed_by(self, bytes: u64, next: Self) -> bool {
+        self.buffer == next.buffer && self.offset.checked_add(bytes) == Some(next.offset)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlagAddress {
     pub(crate) crosses_tiers: bool,

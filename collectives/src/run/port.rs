@@ -58,7 +58,7 @@ impl BoundStep {
         }
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         matches!(self, Self::Put { bytes: 0, .. } | Self::Get { bytes: 0, .. })
     }
 }

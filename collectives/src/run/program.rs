@@ -58,6 +58,8 @@ impl Program {
                 None => *bytes = 0,
             }
         }
+
+        join_neighbors(&mut self.steps);
     }
 
     pub(crate) fn slices(&self, slice_ops_max: usize) -> impl Iterator<Item = &[BoundStep]> {
@@ -90,6 +92,14 @@ impl Binding<'_> {
             if self.with_origins {
                 origins.resize(steps.len(), *step);
             }
+        }
+
+        join_neighbors(&mut steps);
+        if !self.resizable {
+            let is_kept: Vec<bool> = steps.iter().map(|step| !step.is_empty()).collect();
+            steps.retain(|step| !step.is_empty());
+            let mut kept = is_kept.into_iter();
+            origins.retain(|_| kept.next().unwrap_or(true));
         }
         let origins = self.with_origins.then(|| origins.into());
         Program { steps: steps.into(), origins, entry_steps, waits: waits.collect() }
@@ -172,6 +182,40 @@ fn provider_or_writer(flag: Flag, reader: Rank) -> Rank {
         Flag::Taken { by, .. } => by,
         Flag::Go { .. } | Flag::Sent { .. } => reader,
         Flag::Contributed { cell, .. } | Flag::Arrived { cell, .. } => cell.block,
+    }
+}
+
+/// Makes one copy of puts to one peer that follow each other, if their bytes are neighbors in the
+/// source and in the destination.
+///
+/// The first put then moves all bytes, and the others none. No step is between them, so nobody can
+/// tell that the later bytes are announced, or their sources read, with the first ones.
+fn join_neighbors(steps: &mut [BoundStep]) {
+    let mut first = None;
+    for at in 0..steps.len() {
+        let BoundStep::Put { peer, dst, src, bytes, rows: Rows::ONE } = steps[at] else {
+            first = None;
+            continue;
+        };
+        // A put of no bytes separates nothing.
+        if bytes == 0 {
+            continue;
+        }
+
+        if let Some(run) = first
+            && let BoundStep::Put { peer: of_run, dst: to, src: from, bytes: before, .. } =
+                &mut steps[run]
+            && *of_run == peer
+            && to.is_followed_by(*before, dst)
+            && from.is_followed_by(*before, src)
+        {
+            *before += bytes;
+            if let BoundStep::Put { bytes, .. } = &mut steps[at] {
+                *bytes = 0;
+            }
+        } else {
+            first = Some(at);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::links::Links;
 use crate::plan::{Algorithm, CHUNKS_MAX};
 use crate::schedule::estimate::{ClusterSums, CostRequest, touched_bytes};
-use crate::schedule::{Shape, algorithms, check_suits, schedule};
+use crate::schedule::{Shape, algorithms, check_fits, fitting, misfit, schedule};
 use crate::topology::Topology;
 use crate::units::{bytes, time};
 
@@ -134,7 +134,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
         return Err(invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}")));
     }
     if let Some(algorithm) = algorithm {
-        check_suits(algorithm, shape.collective)?;
+        check_fits(algorithm, topology, shape)?;
     }
 
     let tolerance = Tolerance::new(question.measured, links);
@@ -145,7 +145,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     // An algorithm that the caller selects is used even if a simpler one has the same plans.
     let degenerate = |one| algorithm.is_none().then(|| degenerate(one, &sums)).flatten();
     let mut candidates = Vec::new();
-    for one in algorithms(shape.collective) {
+    for one in fitting(topology, shape) {
         let is_other = algorithm.is_some_and(|expected| expected != one);
         if is_other || is_refused(one) || degenerate(one).is_some() {
             continue;
@@ -167,8 +167,11 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
         simplest(candidates.clone(), tolerance).ok_or_else(|| no_candidate(algorithm, refused))?;
     candidates.sort_by_key(|candidate| (*candidate != best, candidate.cost.picoseconds));
 
-    let excluded = algorithms(shape.collective).filter_map(degenerate);
-    let reasons = refused.iter().copied().chain(excluded);
+    let excluded = fitting(topology, shape).filter_map(degenerate);
+    let unfit = algorithms(shape.collective)
+        .filter(|_| algorithm.is_none())
+        .filter_map(|one| Some((one, misfit(one, topology, shape)?)));
+    let reasons = refused.iter().copied().chain(excluded).chain(unfit);
     let refused = reasons.map(|(which, why)| (which, why.to_owned())).collect();
 
     let subject = subject(topology, &sums);
@@ -254,11 +257,11 @@ impl fmt::Display for Choice {
             let relation = relation(cost.picoseconds, other.picoseconds, *tolerance);
             let note = if candidate.algorithm == self.algorithm { "chosen" } else { &relation };
             let time = time(other.picoseconds);
-            writeln!(f, "  {algorithm:<17} chunks {chunks:<3} {time:>9}  {note}")?;
+            writeln!(f, "  {algorithm:<18} chunks {chunks:<3} {time:>9}  {note}")?;
         }
 
         for (algorithm, why) in &self.refused {
-            writeln!(f, "  {algorithm:<17} not used: {why}")?;
+            writeln!(f, "  {algorithm:<18} not used: {why}")?;
         }
 
         write!(f, "predicted: {cost}")

@@ -63,7 +63,7 @@ pub fn predict(
         }
     }
 
-    schedule::check_suits(algorithm, shape.collective)?;
+    schedule::check_fits(algorithm, topology, shape)?;
 
     let sums = ClusterSums::new(topology, shape.collective, block_bytes);
     let adjusted = links.adjusted_to(touched_bytes(&sums, shape));

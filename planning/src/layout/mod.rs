@@ -103,6 +103,22 @@ pub struct Span {
     pub rows: Rows,
 }
 
+impl Span {
+    /// Returns the span of the bytes of this span and of `next`, or `None` unless they follow each
+    /// other both in the source and in the destination.
+    #[must_use]
+    pub fn joined(self, next: Self) -> Option<Self> {
+        let follows = |first: BufferPosition, second: BufferPosition| {
+            first.buffer == second.buffer
+                && first.offset.checked_add(self.bytes) == Some(second.offset)
+        };
+        let is_one_row = self.rows == Rows::ONE && next.rows == Rows::ONE;
+        let is_neighbor = follows(self.src, next.src) && follows(self.dst, next.dst);
+
+        (is_one_row && is_neighbor).then(|| Self { bytes: self.bytes + next.bytes, ..self })
+    }
+}
+
 impl Layout {
     /// Creates the layout of contiguous inputs and outputs, with one block length for each rank.
     ///

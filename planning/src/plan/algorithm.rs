@@ -29,6 +29,8 @@ pub enum Algorithm {
     Hierarchical,
     /// Every block is forwarded from node to node, and distributed inside each node.
     HierarchicalRing,
+    /// Every rank exchanges all that it has with a rank twice as far away in each round.
+    RecursiveDoubling,
 }
 
 impl Algorithm {
@@ -40,6 +42,7 @@ impl Algorithm {
         Self::DoubleRing,
         Self::Hierarchical,
         Self::HierarchicalRing,
+        Self::RecursiveDoubling,
     ];
 
     /// Returns the name of the algorithm, such as `ring`.
@@ -51,6 +54,7 @@ impl Algorithm {
             Self::DoubleRing => "double-ring",
             Self::Hierarchical => "hierarchical",
             Self::HierarchicalRing => "hierarchical-ring",
+            Self::RecursiveDoubling => "recursive-doubling",
         }
     }
 }
@@ -186,7 +190,7 @@ mod tests {
     fn an_unknown_name_is_an_error() {
         let error = "spiral".parse::<Algorithm>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert_snapshot!(error, @r#"unknown algorithm "spiral", expected direct, pull, ring, double-ring, hierarchical or hierarchical-ring"#);
+        assert_snapshot!(error, @r#"unknown algorithm "spiral", expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring or recursive-doubling"#);
         let error = "late".parse::<FlagOrder>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_snapshot!(error, @r#"unknown flag order "late", expected prompt or batched"#);

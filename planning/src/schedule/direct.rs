@@ -22,7 +22,7 @@ use super::steps::{
     PeerLane, arrived, cells, contributed, peer_lanes, put, ready, reduce, self_copy, signal, wait,
     writable,
 };
-use super::{PlanRequest, Schedule, Shape, schedule};
+use super::{PlanRequest, Schedule, Shape, fits_all, schedule};
 use crate::collective::Collective;
 use crate::plan::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Source, Step, Tier};
 use crate::units::{bytes, rate};
@@ -30,6 +30,7 @@ use crate::units::{bytes, rate};
 pub(super) const DIRECT: Schedule = Schedule {
     algorithm: Algorithm::Direct,
     suits: |_| true,
+    fits: fits_all,
     lanes: direct_lanes,
     redundant: |_| None,
     forwards: |_| false,
@@ -43,6 +44,7 @@ pub(super) const DIRECT: Schedule = Schedule {
 pub(super) const PULL: Schedule = Schedule {
     algorithm: Algorithm::Pull,
     suits: |collective| !collective.is_reduction(),
+    fits: fits_all,
     lanes: pull_lanes,
     redundant: |_| None,
     forwards: |_| false,

@@ -10,6 +10,7 @@
 //! | `direct.rs` | direct, pull | all; pull no reductions |
 //! | `ring.rs` | ring, double ring | all-gather, broadcast (ring) |
 //! | `hierarchical.rs` | hierarchical, hierarchical ring | all-gather |
+//! | `doubling.rs` | recursive doubling | all-gather, of a power of two of ranks |
 //! | `steps.rs` | | steps and the order of peers, for all schedules |
 //! | `estimate.rs` | | the time of a start as a closed formula, for all schedules |
 //!
@@ -27,6 +28,7 @@ use crate::plan::{Algorithm, CHUNKS_MAX, FlagOrder, Lane, OUTPUTS_MAX, Plan};
 use crate::topology::Topology;
 
 mod direct;
+mod doubling;
 pub(crate) mod estimate;
 mod hierarchical;
 mod ring;
@@ -99,7 +101,10 @@ pub struct Schedule {
     algorithm: Algorithm,
     /// Returns whether the algorithm can execute a collective.
     suits: fn(Collective) -> bool,
-    /// Creates the lanes of one rank's plan.
+    /// Returns why the algorithm cannot be used on a topology, as an error, although it can execute
+    /// the collective on others.
+    fits: fn(&Topology, Shape) -> Result<(), &'static str>,
+    /// Creates the lanes of one rank's plan, for a topology that fits.
     lanes: fn(&PlanRequest<'_>) -> Vec<Lane>,
     /// Returns the reason why a simpler algorithm has the same plans, or `None` if there is no such
     /// algorithm.
@@ -121,14 +126,20 @@ pub struct Schedule {
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
 
-const SCHEDULES: [Schedule; 6] = [
+const SCHEDULES: [Schedule; 7] = [
     direct::DIRECT,
     direct::PULL,
     ring::RING,
     ring::DOUBLE_RING,
     hierarchical::HIERARCHICAL,
     hierarchical::HIERARCHICAL_RING,
+    doubling::RECURSIVE_DOUBLING,
 ];
+
+/// Fits every topology.
+fn fits_all(_: &Topology, _: Shape) -> Result<(), &'static str> {
+    Ok(())
+}
 
 /// Returns the [`Schedule`] of `algorithm`, which holds its functions and properties.
 #[doc(hidden)]
@@ -165,13 +176,47 @@ pub fn movement(algorithm: Algorithm, topology: &Topology, tiers: bool) -> Movem
     }
 }
 
-/// Returns the algorithms that can execute a collective operation, the simplest first.
+/// Returns the algorithms that can execute a collective operation on some topology, the simplest
+/// first.
 pub fn algorithms(collective: Collective) -> impl Iterator<Item = Algorithm> {
     let all = Algorithm::ALL.iter().copied();
     all.filter(move |&algorithm| (schedule(algorithm).suits)(collective))
 }
 
-pub(crate) fn check_suits(algorithm: Algorithm, collective: Collective) -> Result<(), Error> {
+/// Returns the algorithms that can execute an operation of this shape on `topology`, the simplest
+/// first.
+pub fn fitting(topology: &Topology, shape: Shape) -> impl Iterator<Item = Algorithm> {
+    algorithms(shape.collective)
+        .filter(move |&algorithm| misfit(algorithm, topology, shape).is_none())
+}
+
+/// Returns why `algorithm` cannot be used on `topology`, or `None` if it can.
+pub(crate) fn misfit(
+    algorithm: Algorithm,
+    topology: &Topology,
+    shape: Shape,
+) -> Option<&'static str> {
+    (schedule(algorithm).fits)(topology, shape).err()
+}
+
+/// Checks that an algorithm can execute an operation of this shape on `topology`.
+pub(crate) fn check_fits(
+    algorithm: Algorithm,
+    topology: &Topology,
+    shape: Shape,
+) -> Result<(), Error> {
+    check_suits(algorithm, shape.collective)?;
+    let Some(why) = misfit(algorithm, topology, shape) else { return Ok(()) };
+
+    let known: Vec<_> = fitting(topology, shape).map(Algorithm::name).collect();
+    let text = format!(
+        "algorithm {algorithm} cannot be used for {topology}: {why}; expected {}",
+        known.join(" or ")
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+fn check_suits(algorithm: Algorithm, collective: Collective) -> Result<(), Error> {
     if (schedule(algorithm).suits)(collective) {
         return Ok(());
     }
@@ -199,7 +244,7 @@ pub fn plan(
     }
 
     let Shape { collective, chunks, in_place, outputs, flags, tiers: _ } = shape;
-    check_suits(algorithm, collective)?;
+    check_fits(algorithm, topology, shape)?;
     if let Err(text) = collective.check(topology.ranks(), in_place) {
         return invalid(text);
     }

@@ -26,7 +26,7 @@ use peerlane_hal::Rank;
 
 use super::estimate::{ClusterSums, CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{after, arrived, put, signal, wait, writable};
-use super::{PlanRequest, Schedule};
+use super::{PlanRequest, Schedule, fits_all};
 use crate::collective::Collective;
 use crate::links::transfer_picoseconds;
 use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId, Source, Step, Tier};
@@ -35,6 +35,7 @@ use crate::units::{bytes, rate, time};
 pub(super) const RING: Schedule = Schedule {
     algorithm: Algorithm::Ring,
     suits: |collective| collective.all_ranks_get_the_same() && !collective.is_reduction(),
+    fits: fits_all,
     lanes: ring_lanes,
     redundant,
     forwards,
@@ -48,6 +49,7 @@ pub(super) const RING: Schedule = Schedule {
 pub(super) const DOUBLE_RING: Schedule = Schedule {
     algorithm: Algorithm::DoubleRing,
     suits: |collective| collective == Collective::AllGather,
+    fits: fits_all,
     lanes: double_ring_lanes,
     redundant,
     forwards,

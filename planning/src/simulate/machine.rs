@@ -224,6 +224,11 @@ impl<'a> Machine<'a> {
                 }
                 ModelStep::Get { peer, .. } => return self.begin_issue(number, peer, true, false),
                 ModelStep::Signal { lane: reader, .. } => self.signal(number, step, reader),
+                ModelStep::Joined => {
+                    self.ends[step as usize] = lane.at;
+                    self.causes[step as usize] = lane.cause;
+                    self.recorder.instant(step, lane.at);
+                }
 
                 // A wait that names itself is for a flag that the start before has set.
                 ModelStep::Wait { signal } if signal == Some(step) => {
@@ -336,7 +341,7 @@ impl<'a> Machine<'a> {
         let (peer, bytes, get, passed_on) = match self.program.steps[step as usize].unpack() {
             ModelStep::Put { peer, bytes, passed_on } => (peer, bytes, false, passed_on),
             ModelStep::Get { peer, bytes } => (peer, bytes, true, false),
-            ModelStep::Signal { .. } | ModelStep::Wait { .. } => {
+            ModelStep::Joined | ModelStep::Signal { .. } | ModelStep::Wait { .. } => {
                 unreachable!("only copies are issued")
             }
         };

@@ -3,8 +3,8 @@
 use peerlane_hal::{ErrorKind, Rank};
 
 use crate::error::Error;
-use crate::layout::{self, FLAG_WORDS, FlagLayout, Layout};
-use crate::plan::{Cell, Flag, LaneId, Plan, Step, Tier};
+use crate::layout::{self, FLAG_WORDS, FlagLayout, Layout, Span};
+use crate::plan::{Cell, Flag, LaneId, Plan, Source, Step, Tier};
 
 /// The maximum number of plan steps of all ranks together in one simulation.
 ///
@@ -81,6 +81,20 @@ pub(super) struct Compiler<'a> {
     /// The step that waits for each flag, indexed by rank and then by flag, or [`NO_WAIT`].
     waits: Vec<u32>,
     flags_per_rank: u64,
+    /// The puts that the next step may be joined with.
+    run: Option<PutRun>,
+}
+
+/// Describes puts of one lane to one peer that follow each other and are one copy.
+#[derive(Clone, Copy, Debug)]
+struct PutRun {
+    /// The number of the first put.
+    first: u32,
+    peer: Rank,
+    from: Source,
+    span: Span,
+    /// Whether a peer has put some of the bytes here.
+    passed_on: bool,
 }
 
 impl<'a> Compiler<'a> {
@@ -114,6 +128,7 @@ impl<'a> Compiler<'a> {
             flags,
             waits: vec![NO_WAIT; all_flags as usize],
             flags_per_rank,
+            run: None,
         })
     }
 
@@ -128,12 +143,14 @@ impl<'a> Compiler<'a> {
         self.check(plan)?;
 
         for lane in plan.lane_ids() {
+            self.run = None;
             for (index, step) in plan.closed_lane(lane, |_| flagged).into_iter().enumerate() {
                 let number = self.program.steps.len() as u32;
                 let packed = self.pack(plan.rank, number, step).map_err(|what| {
                     let rank = plan.rank;
                     invalid(format!("step {index} of lane {lane} of rank {rank}: {what}"))
                 })?;
+                let packed = self.join(plan.rank, number, step, packed);
                 self.program.steps.push(PackedStep::new(packed));
 
                 // The check after every step also keeps the numbers of steps within 32 bits.
@@ -213,6 +230,44 @@ impl<'a> Compiler<'a> {
         }
 
         Ok(())
+    }
+
+    /// Returns `packed`, or a step that takes no time if the put of `step` is part of the copy of
+    /// an earlier step.
+    ///
+    /// An engine makes one copy of puts to one peer that follow each other, if their bytes are
+    /// neighbors in the source and in the destination.
+    fn join(&mut self, rank: Rank, number: u32, step: Step, packed: ModelStep) -> ModelStep {
+        let (Step::Put { peer, cell, from }, ModelStep::Put { peer: target, passed_on, .. }) =
+            (step, packed)
+        else {
+            self.run = None;
+            return packed;
+        };
+        let before = self.run.take();
+
+        // Contributions go to other memory, and a put of the input of another rank is a fault of
+        // the plan that only the verifier names.
+        let source = if self.program.in_place { Source::Output } else { from };
+        let is_readable = source == Source::Output || cell.block == rank;
+        if step.contributes(self.layout.collective()) || !is_readable {
+            return packed;
+        }
+        let mut spans = self.layout.spans(cell, (rank, source), peer);
+        let (Some(span), None) = (spans.next(), spans.next()) else { return packed };
+
+        if let Some(run) = before.filter(|run| (run.peer, run.from) == (peer, from))
+            && let Some(span) = run.span.joined(span).filter(|span| span.bytes <= OPERAND_MAX)
+        {
+            let passed_on = run.passed_on || passed_on;
+            let whole = ModelStep::Put { peer: target, bytes: span.bytes, passed_on };
+            self.program.steps[run.first as usize] = PackedStep::new(whole);
+            self.run = Some(PutRun { span, passed_on, ..run });
+            return ModelStep::Joined;
+        }
+
+        self.run = Some(PutRun { first: number, peer, from, span, passed_on });
+        packed
     }
 
     /// Checks a plan step of `rank`, and converts it to a step of the simulation's model.
@@ -409,6 +464,8 @@ pub(super) enum ModelStep {
     /// Linking replaces `target`, which is the number of the flag, by the step that waits for the
     /// flag.
     Signal { lane: u32, target: u64 },
+    /// Is a put whose bytes the copy of an earlier step moves, and takes no time.
+    Joined,
     /// Waits for the flag that the step `signal` sets.
     ///
     /// `signal` is the wait itself if the start before has set the flag, and `None` if no step sets
@@ -430,6 +487,7 @@ impl PackedStep {
             ModelStep::Put { peer, bytes, passed_on: false } => (0, peer, bytes),
             ModelStep::Put { peer, bytes, passed_on: true } => (4, peer, bytes),
             ModelStep::Get { peer, bytes } => (1, peer, bytes),
+            ModelStep::Joined => (5, 0, 0),
             ModelStep::Signal { lane, target } => (2, lane, target),
             ModelStep::Wait { signal } => (3, 0, signal.map_or(NONE, u64::from)),
         };
@@ -446,6 +504,7 @@ impl PackedStep {
         match self.0 & ((1 << KIND_BITS) - 1) {
             kind @ (0 | 4) => ModelStep::Put { peer: number, bytes: operand, passed_on: kind == 4 },
             1 => ModelStep::Get { peer: number, bytes: operand },
+            5 => ModelStep::Joined,
             2 => ModelStep::Signal { lane: number, target: operand },
             _ => ModelStep::Wait { signal: u32::try_from(operand).ok() },
         }
@@ -464,6 +523,7 @@ mod tests {
             ModelStep::Put { peer: 0, bytes: OPERAND_MAX, passed_on: false },
             ModelStep::Put { peer: number, bytes: 0, passed_on: true },
             ModelStep::Get { peer: 1, bytes: 17 },
+            ModelStep::Joined,
             ModelStep::Signal { lane: number, target: OPERAND_MAX },
             ModelStep::Wait { signal: None },
             ModelStep::Wait { signal: Some(0) },

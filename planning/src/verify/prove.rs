@@ -215,7 +215,7 @@ impl<'a> PlanSource<'a> {
 
         // The limit on the ranks shrinks until their plans fit the budget, but not below 2, because
         // one rank alone sends nothing.
-        let mut subset = some_nodes(self.topology, ranks);
+        let mut subset = self.fitting_nodes(ranks);
         let mut ranks_max = subset.ranks();
         let proof = loop {
             let source = PlanSource::for_topology(self, &subset);
@@ -223,12 +223,24 @@ impl<'a> PlanSource<'a> {
                 break source.verify_all()?;
             }
             ranks_max = ranks_max / 2 + 1;
-            subset = some_nodes(self.topology, ranks_max);
+            subset = self.fitting_nodes(ranks_max);
         };
 
         let Sums { steps, flags, additions, .. } = sums;
         let coverage = Coverage::Sampled { summed, ranks: subset.ranks(), nodes: subset.nodes() };
         Ok(Proof { ranks: Rank::at(ranks).0, steps, flags, additions, coverage, ..proof })
+    }
+
+    /// Returns a topology of some of the nodes, with at most `ranks_max` ranks, that the algorithm
+    /// can be used on.
+    fn fitting_nodes(&self, ranks_max: usize) -> Topology {
+        let smaller = (1..=ranks_max).rev().map(|most| some_nodes(self.topology, most));
+        let fits = |subset: &Topology| {
+            let PlanSource { algorithm, shape, .. } = PlanSource::for_topology(self, subset);
+            schedule::misfit(algorithm, subset, shape).is_none()
+        };
+
+        smaller.into_iter().find(fits).expect("every algorithm can be used for one rank")
     }
 
     /// Checks that the fabric of each lane of `plan` reaches the peers of the lane's steps.

@@ -109,8 +109,8 @@ fn more_bytes_never_take_less_time() {
     for links in [Links::default(), Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma)] {
         for nodes in [&[4][..], &[2, 2], &[3, 1, 2], &[1, 1, 1, 1]] {
             let topology = uneven(nodes);
-            for &algorithm in Algorithm::ALL {
-                let shape = Shape { tiers: true, ..Shape::default() };
+            let shape = Shape { tiers: true, ..Shape::default() };
+            for algorithm in schedule::fitting(&topology, shape) {
                 let times =
                     (0..30).map(|power| cost(algorithm, &topology, shape, 1 << power, &links));
                 let times: Vec<u64> = times.map(|cost| cost.picoseconds).collect();
@@ -191,10 +191,9 @@ fn bytes_of_reductions_are_those_that_the_plans_carry() {
 fn bytes_are_those_that_the_plans_carry() {
     for nodes in [&[1][..], &[5], &[2, 4], &[3, 3], &[3, 1, 2], &[1, 1, 1, 1], &[2, 2, 2]] {
         let topology = uneven(nodes);
-        for &algorithm in Algorithm::ALL {
-            for (chunks, in_place, tiers) in [(1, false, true), (4, true, true), (2, false, false)]
-            {
-                let shape = Shape { chunks, in_place, tiers, ..Shape::default() };
+        for (chunks, in_place, tiers) in [(1, false, true), (4, true, true), (2, false, false)] {
+            let shape = Shape { chunks, in_place, tiers, ..Shape::default() };
+            for algorithm in schedule::fitting(&topology, shape) {
                 let blocks = vec![4 * KIB; topology.ranks()];
                 let cost =
                     cost::predict(algorithm, &topology, shape, &blocks, &Links::default()).unwrap();
@@ -250,7 +249,7 @@ fn what_is_refused_is_not_chosen() {
         [(Algorithm::Hierarchical, "has two lanes"), (Algorithm::HierarchicalRing, "too")];
     let choice = cost::choose(&Question { refused: &refused, ..asked }).unwrap();
     assert_eq!(choice.algorithm, Algorithm::Direct);
-    assert!(choice.explain().contains("hierarchical      not used: has two lanes"), "{choice}");
+    assert!(choice.explain().contains("hierarchical       not used: has two lanes"), "{choice}");
     let error = cost::choose(&Question {
         refused: &refused,
         algorithm: Some(Algorithm::Hierarchical),
@@ -399,7 +398,7 @@ fn times_of_the_slowest_links_and_the_longest_blocks_saturate() {
                 flags: if rng.bool() { FlagOrder::Prompt } else { FlagOrder::Batched },
                 tiers: rng.bool(),
             };
-            for algorithm in schedule::algorithms(collective) {
+            for algorithm in schedule::fitting(&topology, shape) {
                 let cost = cost::predict(algorithm, &topology, shape, &bytes, &links);
                 assert!(!cost.unwrap().to_string().is_empty(), "seed {seed}");
             }

@@ -68,6 +68,7 @@ fn broken_plans_with_a_put_lane_are_refused() {
 fn broken_plans_of_one_fabric_are_refused() {
     check(Form::Flat(Algorithm::Pull));
     check(Form::Flat(Algorithm::DoubleRing));
+    check(Form::Flat(Algorithm::RecursiveDoubling));
     check(Form::Nodes(Algorithm::Hierarchical));
 }
 
@@ -80,6 +81,7 @@ fn broken_plans_with_a_network_are_refused() {
 fn broken_plans_with_a_network_and_outputs_in_turn_are_refused() {
     check(Form::TiersInTurn(Algorithm::Ring));
     check(Form::TiersInTurn(Algorithm::HierarchicalRing));
+    check(Form::TiersInTurn(Algorithm::RecursiveDoubling));
 }
 
 #[test]

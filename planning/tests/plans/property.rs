@@ -45,6 +45,8 @@ impl Case {
             few if few < LARGE / 10 => rng.usize(7..=16),
             _ => rng.usize(1..=6),
         };
+        // Some algorithms need a power of two.
+        let ranks = if rng.u8(..3) == 0 { 1 << ranks.ilog2() } else { ranks };
         let in_place = rng.u8(..4) == 0;
         let shape = Shape {
             chunks: rng.u32(1..=if ranks > 16 { 2 } else { 4 }),
@@ -54,8 +56,8 @@ impl Case {
             tiers: rng.bool(),
             collective: Collective::AllGather,
         };
-        let algorithm = *rng.choice(Algorithm::ALL).unwrap();
         let node_of_rank = nodes(ranks, &mut rng);
+        let algorithm = fitting(&node_of_rank, shape, &mut rng);
         let blocks = blocks(ranks, &mut rng);
         let starts = if ranks > 16 { 3 } else { 5 };
         Self { algorithm, node_of_rank, shape, blocks, starts }.of_collective(&mut rng)
@@ -73,8 +75,7 @@ impl Case {
             let units = self.blocks[0];
             self.blocks.fill(units);
         }
-        let suitable: Vec<_> = algorithms(self.shape.collective).collect();
-        self.algorithm = *rng.choice(&suitable).unwrap();
+        self.algorithm = fitting(&self.node_of_rank, self.shape, rng);
         self
     }
 
@@ -100,6 +101,13 @@ impl Case {
         }
         Ok(())
     }
+}
+
+/// Returns a random algorithm that can execute the shape on these nodes.
+fn fitting(node_of_rank: &[u32], shape: Shape, rng: &mut Rng) -> Algorithm {
+    let topology = Topology::of_nodes(node_of_rank).unwrap();
+    let suitable: Vec<_> = schedule::fitting(&topology, shape).collect();
+    *rng.choice(&suitable).unwrap()
 }
 
 /// Returns one node, equal nodes, or random ones, with consecutive or shuffled ranks.

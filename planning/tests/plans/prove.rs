@@ -29,11 +29,16 @@ fn even(nodes: u32, ranks: u32) -> Topology {
     Topology::of_nodes(&of_rank).unwrap()
 }
 
+/// Returns the algorithms whose plans are rotations of each other on even nodes.
+fn symmetric() -> impl Iterator<Item = Algorithm> {
+    Algorithm::ALL.iter().copied().filter(|one| *one != Algorithm::RecursiveDoubling)
+}
+
 #[test]
 fn an_unlimited_proof_is_that_of_all_plans() {
     for topology in [even(1, 5), even(2, 3), Topology::of_nodes(&[0, 1, 1, 0, 2]).unwrap()] {
-        for &algorithm in Algorithm::ALL {
-            for shape in shapes() {
+        for shape in shapes() {
+            for algorithm in schedule::fitting(&topology, shape) {
                 let plans = schedule::plans(algorithm, &topology, shape).unwrap();
                 let proof = prove(algorithm, &topology, shape, Budget::UNLIMITED);
                 assert_eq!(proof, verify(&plans), "{algorithm}, {topology}, {shape:?}");
@@ -46,7 +51,7 @@ fn an_unlimited_proof_is_that_of_all_plans() {
 fn ranks_represent_others_if_the_topology_is_even() {
     let interleaved = Topology::of_nodes(&[0, 1, 2, 0, 1, 2]).unwrap();
     for topology in [even(1, 7), even(2, 4), even(3, 2), even(5, 1), interleaved] {
-        for &algorithm in Algorithm::ALL {
+        for algorithm in symmetric() {
             for shape in shapes() {
                 let context = format!("{algorithm}, {topology}, {shape:?}");
                 let proof = prove(algorithm, &topology, shape, THRIFTY).unwrap();
@@ -68,7 +73,7 @@ fn plans_of_uneven_nodes_are_summed_up_and_some_are_followed() {
     let topology = Topology::of_nodes(&nodes).unwrap();
     let budget = Budget { followed_steps: 1500, ..THRIFTY };
     let shape = Shape { tiers: true, ..Shape::default() };
-    for &algorithm in Algorithm::ALL {
+    for algorithm in schedule::fitting(&topology, shape) {
         let proof = prove(algorithm, &topology, shape, budget).unwrap();
         let whole = prove(algorithm, &topology, shape, Budget::UNLIMITED).unwrap();
         assert_eq!((proof.steps, proof.flags), (whole.steps, whole.flags), "{algorithm}");
@@ -96,13 +101,28 @@ fn a_sample_is_the_same_every_time() {
 #[test]
 fn many_ranks_are_proven() {
     for topology in [Topology::flat(512).unwrap(), even(64, 8)] {
-        for &algorithm in Algorithm::ALL {
+        for algorithm in symmetric() {
             let proof = prove(algorithm, &topology, Shape::default(), Budget::default()).unwrap();
             assert!(
                 matches!(proof.coverage, Coverage::BySymmetry { compared: 512, .. }),
                 "{proof}"
             );
         }
+    }
+}
+
+/// No rotation maps the partners of one rank to those of another, so plans are summed up, and those
+/// for a power of two of ranks are followed.
+#[test]
+fn recursive_doubling_of_many_ranks_is_proven() {
+    for (topology, tiers) in [(Topology::flat(256).unwrap(), false), (even(64, 4), true)] {
+        let shape = Shape { tiers, ..Shape::default() };
+        let budget = Budget { followed_steps: 5000, ..THRIFTY };
+        let proof = prove(Algorithm::RecursiveDoubling, &topology, shape, budget).unwrap();
+        let Coverage::Sampled { summed: 256, ranks, .. } = proof.coverage else {
+            panic!("{proof}")
+        };
+        assert!(ranks >= 16 && ranks.is_power_of_two(), "{proof}");
     }
 }
 

@@ -8,7 +8,7 @@ use peerlane_planning::collective::Collective;
 use peerlane_planning::cost::{self, Links};
 use peerlane_planning::layout::Layout;
 use peerlane_planning::plan::FlagOrder;
-use peerlane_planning::schedule::{self, Shape, algorithms};
+use peerlane_planning::schedule::{self, Shape};
 use peerlane_planning::simulate::{self, Options};
 use peerlane_planning::topology::Topology;
 
@@ -79,10 +79,10 @@ fn agree_with_root(collective: impl Fn(usize) -> Collective) {
             let topology: Topology = nodes.parse().unwrap();
             let collective = collective(topology.ranks());
             let in_place = collective.runs_in_place();
-            for algorithm in algorithms(collective) {
-                for (bytes, chunks) in [(4 << 10, 1), (1 << 20, 1), (1 << 20, 4), (64 << 20, 8)] {
-                    let tiers = topology.nodes() > 1;
-                    let shape = Shape { collective, chunks, in_place, outputs: 1, flags, tiers };
+            for (bytes, chunks) in [(4 << 10, 1), (1 << 20, 1), (1 << 20, 4), (64 << 20, 8)] {
+                let tiers = topology.nodes() > 1;
+                let shape = Shape { collective, chunks, in_place, outputs: 1, flags, tiers };
+                for algorithm in schedule::fitting(&topology, shape) {
                     let blocks = vec![bytes; topology.ranks()];
                     let layout = Layout::new(collective, &blocks, chunks).unwrap();
                     let plan = |rank| schedule::plan(algorithm, &topology, rank, shape);

@@ -33,7 +33,8 @@ fn table() -> String {
         let topology = Topology::of_nodes(nodes).unwrap();
         for (block, chunks) in [(4096, 1), (16 << 20, 1), (16 << 20, 4)] {
             writeln!(text, "\n{name}, blocks of {block} bytes in {chunks} chunks").unwrap();
-            for &algorithm in Algorithm::ALL {
+            let shape = Shape { chunks, tiers: true, ..Shape::default() };
+            for algorithm in schedule::fitting(&topology, shape) {
                 text += &row(algorithm, &topology, block, chunks);
             }
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use peerlane_collectives::element::DType;
 use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 use peerlane_host as host;
@@ -145,11 +146,13 @@ impl Scenario {
             networks: None,
         };
         // Drawn last, so that the other fields of a seed stay those that it had before there were nodes.
-        scenario.algorithm = *random.choice(Algorithm::ALL).expect("there are some");
         if random.u32(..4) > 0 {
             scenario.topology = nodes(&mut random, ranks);
             scenario.networks = random.bool().then(|| engines(&mut random));
         }
+        let shape = Shape { tiers: scenario.networks.is_some(), ..Shape::default() };
+        let fitting: Vec<Algorithm> = schedule::fitting(&scenario.topology, shape).collect();
+        scenario.algorithm = *random.choice(&fitting).expect("there are some");
         scenario
     }
 

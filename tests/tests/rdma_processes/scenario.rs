@@ -10,6 +10,7 @@ use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use peerlane_host as host;
@@ -165,7 +166,8 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
 fn gathers(parent: &Parent, mut group: Group) -> Outcome {
     let (me, ranks) = (parent.value::<usize>("RANK")?, parent.value::<usize>("RANKS")?);
     let mut round = 0;
-    for algorithm in Algorithm::ALL.iter().copied() {
+    let topology = Topology::flat(ranks).map_err(unexpected)?;
+    for algorithm in schedule::fitting(&topology, Shape::default()) {
         for bytes in BLOCK_BYTES {
             let builder = group.all_gather::<u8>(bytes).algorithm(algorithm).outputs(2);
             let mut gather = builder.prepare().map_err(unexpected)?;

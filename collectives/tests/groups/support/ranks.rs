@@ -5,6 +5,7 @@ use peerlane_collectives::bootstrap::in_process;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 use peerlane_host as host;
@@ -25,16 +26,22 @@ pub(crate) fn in_group(
     algorithms: &[Algorithm],
     body: impl Fn(&mut Host, Algorithm) -> Result<(), Error> + Sync,
 ) {
-    let some = |first: usize| {
+    // A schedule can have a precondition on the topology, which is that of an all-gather here.
+    let some = |topology: &Topology, first: usize| {
+        let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
+        let fitting: Vec<Algorithm> = schedule::fitting(topology, shape).collect();
         let number = if ranks == 3 { algorithms.len() } else { algorithms.len().min(2) };
-        (0..number).map(move |index| algorithms[(first + index) % algorithms.len()])
+        let picked = (0..number).map(|index| algorithms[(first + index) % algorithms.len()]);
+        picked.filter(|algorithm| fitting.contains(algorithm)).collect::<Vec<_>>()
     };
-    run(ranks, None, |group| some(2 * ranks).try_for_each(|algorithm| body(group, algorithm)));
+    let flat = some(&Topology::flat(ranks).expect("there are ranks"), 2 * ranks);
+    run(ranks, None, |group| flat.iter().try_for_each(|&algorithm| body(group, algorithm)));
     if ranks > 1 {
         let node_of_rank: Vec<u32> = (0..ranks).map(|rank| u32::from(rank % 3 == 1)).collect();
         let topology = Topology::of_nodes(&node_of_rank).expect("two nodes");
+        let tiered = some(&topology, 2 * ranks + 2);
         run(ranks, Some(topology), |group| {
-            some(2 * ranks + 2).try_for_each(|algorithm| body(group, algorithm))
+            tiered.iter().try_for_each(|&algorithm| body(group, algorithm))
         });
     }
 }

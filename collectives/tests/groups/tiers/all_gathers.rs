@@ -4,6 +4,7 @@ use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{BlockLens, Destination, Group, Operation};
 use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
 
@@ -54,7 +55,8 @@ fn every_algorithm_gathers_over_two_fabrics() {
     for nodes in ["1", "1x3", "2x1", "2x2", "3x1", "2+1", "3+1+2", "0,1,0,1", "0,1,1,0,2"] {
         let topology: Topology = nodes.parse().unwrap();
         in_tiers(&topology, QUEUED, |group| {
-            for &algorithm in Algorithm::ALL {
+            let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
+            for algorithm in schedule::fitting(&topology, shape) {
                 for chunks in 1..=4 {
                     gather(group, algorithm, chunks, chunks % 2 == 0)?;
                 }
@@ -70,7 +72,9 @@ fn lanes_that_queue_waits_run_with_lanes_that_do_not() {
         let topology: Topology = nodes.parse().unwrap();
         for waits in WAITS {
             in_tiers(&topology, waits, |group| {
-                Algorithm::ALL.iter().try_for_each(|&algorithm| gather(group, algorithm, 2, false))
+                let shape = Shape { tiers: true, ..Shape::default() };
+                schedule::fitting(&topology, shape)
+                    .try_for_each(|algorithm| gather(group, algorithm, 2, false))
             });
         }
     }
@@ -87,7 +91,7 @@ fn every_algorithm_gathers_over_one_fabric_with_a_topology_of_the_caller() {
             let fabric = super::fabric(&bootstrap, true)?;
             let options = GroupOptions::default().topology(topology.clone());
             let mut group = options.open(bootstrap, fabric)?;
-            for &algorithm in Algorithm::ALL {
+            for algorithm in schedule::fitting(&topology, Shape::default()) {
                 gather(&mut group, algorithm, 3, false)?;
             }
             group.close()
@@ -113,7 +117,8 @@ fn large_blocks_are_gathered_over_both_fabrics() {
 #[test]
 fn every_shape_is_gathered_over_the_network() {
     let topology: Topology = "2+1+2".parse().unwrap();
-    for &algorithm in Algorithm::ALL {
+    let shape = Shape { tiers: true, ..Shape::default() };
+    for algorithm in schedule::fitting(&topology, shape) {
         in_tiers(&topology, WAITS[1], |group| {
             let (rank, ranks) = (group.rank().index(), group.ranks());
             let lens: Vec<usize> = (0..ranks).map(|rank| rank * 65 % 131).collect();

@@ -45,7 +45,7 @@ pub(crate) const SCATTER: Collective = Collective::Scatter { root: Rank(0) };
 pub(crate) const REDUCE: Collective = Collective::Reduce { root: Rank(0) };
 
 impl Form {
-    pub(crate) const ALL: [Self; 47] = [
+    pub(crate) const ALL: [Self; 50] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
@@ -55,6 +55,7 @@ impl Form {
         Self::PutLane,
         Self::Flat(Algorithm::Pull),
         Self::Flat(Algorithm::DoubleRing),
+        Self::Flat(Algorithm::RecursiveDoubling),
         Self::Nodes(Algorithm::Ring),
         Self::Nodes(Algorithm::Hierarchical),
         Self::Nodes(Algorithm::HierarchicalRing),
@@ -64,12 +65,14 @@ impl Form {
         Self::Tiers(Algorithm::DoubleRing),
         Self::Tiers(Algorithm::Hierarchical),
         Self::Tiers(Algorithm::HierarchicalRing),
+        Self::Tiers(Algorithm::RecursiveDoubling),
         Self::TiersInTurn(Algorithm::Direct),
         Self::TiersInTurn(Algorithm::Pull),
         Self::TiersInTurn(Algorithm::Ring),
         Self::TiersInTurn(Algorithm::DoubleRing),
         Self::TiersInTurn(Algorithm::Hierarchical),
         Self::TiersInTurn(Algorithm::HierarchicalRing),
+        Self::TiersInTurn(Algorithm::RecursiveDoubling),
         Self::Goal(GATHER, Algorithm::Direct),
         Self::Goal(SCATTER, Algorithm::Direct),
         Self::Goal(GATHER, Algorithm::Pull),
@@ -104,7 +107,11 @@ impl Form {
     }
 
     /// Returns the plans of all ranks.
+    ///
+    /// Recursive doubling has plans for the next power of two of ranks.
     pub(crate) fn plans(self, ranks: u32, chunks: u32, in_place: bool) -> Vec<Plan> {
+        let is_power = self.algorithm() == Algorithm::RecursiveDoubling;
+        let ranks = if is_power { ranks.next_power_of_two() } else { ranks };
         let outputs = self.outputs();
         let flags = match self {
             Self::Batched | Self::BatchedInTurn | Self::TiersInTurn(_) => FlagOrder::Batched,
@@ -148,9 +155,14 @@ impl Form {
         matches!(self, Self::Tiers(_) | Self::TiersInTurn(_) | Self::GoalOfTiers(..))
     }
 
-    /// Returns one node, or nodes of 2, 1, 3, 2, 1, 3, … ranks.
+    /// Returns one node, or nodes of 2, 1, 3, 2, 1, 3, … ranks, or of 2 for recursive doubling.
     fn topology(self, ranks: u32) -> Topology {
         match self {
+            Self::Tiers(Algorithm::RecursiveDoubling)
+            | Self::TiersInTurn(Algorithm::RecursiveDoubling) => {
+                let nodes: Vec<u32> = (0..ranks).map(|rank| rank / 2).collect();
+                Topology::of_nodes(&nodes).unwrap()
+            }
             _ if self.is_tiered() || matches!(self, Self::Nodes(_)) => {
                 let node = |rank: u32| rank / 6 * 3 + [0, 0, 1, 2, 2, 2][rank as usize % 6];
                 Topology::of_nodes(&(0..ranks).map(node).collect::<Vec<_>>()).unwrap()

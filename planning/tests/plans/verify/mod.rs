@@ -46,10 +46,11 @@ fn correct_plans_are_proven() {
     for form in Form::ALL {
         for ranks in (1..=9).chain([12, 16]) {
             for (chunks, in_place) in [(1, false), (1, true), (2, true), (3, false)] {
-                let proof = verify(&form.plans(ranks, chunks, in_place)).unwrap_or_else(|fault| {
+                let plans = form.plans(ranks, chunks, in_place);
+                let proof = verify(&plans).unwrap_or_else(|fault| {
                     panic!("{form:?}, {ranks} ranks, {chunks} chunks, in place {in_place}: {fault}")
                 });
-                let starts = form.outputs() + 1;
+                let (ranks, starts) = (plans.len() as u32, form.outputs() + 1);
                 assert_eq!((proof.ranks, proof.chunks, proof.starts), (ranks, chunks, starts));
             }
         }
