@@ -74,6 +74,8 @@ impl Recipe {
             Operator::Max => order,
             Operator::Min if dtype.is_float() => sign,
             Operator::Min => !order,
+            Operator::Sum | Operator::Average => 0,
+            #[cfg(not(peerlane_workspace))]
             _ => 0,
         };
         let of_type = TYPES.iter().position(|dtype| *dtype == kernel_type);

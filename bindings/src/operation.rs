@@ -103,6 +103,7 @@ impl Request {
             DType::Bf16 => self.prepare_as::<half::bf16>(group),
             DType::F32 => self.prepare_as::<f32>(group),
             DType::F64 => self.prepare_as::<f64>(group),
+            #[cfg(not(peerlane_workspace))]
             dtype => {
                 let text = format!("the element type {dtype} is not supported");
                 Err(group.refuse(invalid(text)))

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// The type of the elements of a tensor, as a value at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
+#[cfg_attr(not(peerlane_workspace), non_exhaustive)]
 pub enum DType {
     /// An unsigned integer of 8 bits, also used for plain bytes.
     U8,

@@ -49,7 +49,7 @@ impl<M> Copy for Flag<'_, M> {}
 /// Ops are added together with a capability in [`Caps`], which engines have only if they set it. So an engine refuses every op that
 /// it does not know, and is then as complete as before.
 #[derive(Debug)]
-#[non_exhaustive]
+#[cfg_attr(not(peerlane_workspace), non_exhaustive)]
 pub enum Op<'a, L, R> {
     /// Copies `bytes` bytes from this rank to a peer. Zero bytes are allowed.
     Put {

@@ -10,7 +10,7 @@ use crate::element::{DType, UnknownName};
 
 /// The operator with which a reduction combines elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
+#[cfg_attr(not(peerlane_workspace), non_exhaustive)]
 pub enum Operator {
     /// The sum. Integers wrap around.
     #[default]
@@ -83,12 +83,14 @@ impl Reduction {
     /// # Errors
     /// Returns [`NoReduction`] for 8-bit floating-point numbers, and for averages of integers.
     pub const fn new(operator: Operator, dtype: DType) -> Result<Self, NoReduction> {
+        if arithmetic(dtype).is_none() {
+            return Err(NoReduction::Elements(dtype));
+        }
         match operator {
-            _ if matches!(dtype, DType::F8E4M3 | DType::F8E5M2) => {
-                Err(NoReduction::Elements(dtype))
-            }
             Operator::Average if !dtype.is_float() => Err(NoReduction::Average(dtype)),
-            _ => Ok(Self { operator, dtype }),
+            Operator::Sum | Operator::Max | Operator::Min | Operator::Average => {
+                Ok(Self { operator, dtype })
+            }
         }
     }
 
@@ -108,39 +110,44 @@ impl Reduction {
     /// Every pointer is aligned to the elements and valid for `bytes` bytes. The target may be a source, and overlaps no
     /// other. Nobody else writes the sources, or accesses the target.
     pub unsafe fn run(self, target: *mut u8, sources: &[*const u8], bytes: usize) {
-        let count = bytes / self.dtype.bytes();
-        macro_rules! run {
-            ($element:ty) => {
-                // SAFETY: the caller guarantees it, and the type is that of the elements.
-                unsafe { reduce::<$element>(self.operator, target.cast(), sources, count) }
-            };
-        }
-        match self.dtype {
-            DType::U8 => run!(u8),
-            DType::U16 => run!(u16),
-            DType::U32 => run!(u32),
-            DType::U64 => run!(u64),
-            DType::I8 => run!(i8),
-            DType::I16 => run!(i16),
-            DType::I32 => run!(i32),
-            DType::I64 => run!(i64),
-            DType::F16 => run!(Half),
-            DType::Bf16 => run!(BFloat),
-            DType::F32 => run!(f32),
-            DType::F64 => run!(f64),
-            DType::F8E4M3 | DType::F8E5M2 => unreachable!("`Reduction::new` refuses it"),
-        }
+        let reduce = arithmetic(self.dtype).expect("`Reduction::new` refuses other types");
+        // SAFETY: the caller guarantees it, and the function is that of the type of the elements.
+        unsafe { reduce(self.operator, target, sources, bytes / self.dtype.bytes()) }
     }
+}
+
+/// A function that combines elements of one type, whose number is the last argument.
+type Arithmetic = unsafe fn(Operator, *mut u8, &[*const u8], usize);
+
+/// Returns the function that combines elements of a type, or `None` if they cannot be combined.
+const fn arithmetic(dtype: DType) -> Option<Arithmetic> {
+    Some(match dtype {
+        DType::U8 => reduce::<u8>,
+        DType::U16 => reduce::<u16>,
+        DType::U32 => reduce::<u32>,
+        DType::U64 => reduce::<u64>,
+        DType::I8 => reduce::<i8>,
+        DType::I16 => reduce::<i16>,
+        DType::I32 => reduce::<i32>,
+        DType::I64 => reduce::<i64>,
+        DType::F16 => reduce::<Half>,
+        DType::Bf16 => reduce::<BFloat>,
+        DType::F32 => reduce::<f32>,
+        DType::F64 => reduce::<f64>,
+        DType::F8E4M3 | DType::F8E5M2 => return None,
+    })
 }
 
 /// # Safety
 /// As [`Reduction::run`].
 unsafe fn reduce<T: Number>(
     operator: Operator,
-    target: *mut T,
+    target: *mut u8,
     sources: &[*const u8],
     count: usize,
 ) {
+    let target: *mut T = target.cast();
+
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has the feature; the rest as for this function.
@@ -437,7 +444,9 @@ mod tests {
             check::<$type>(DType::$dtype, |rng| rng.$type(..), |operator, values| match operator {
                 Operator::Max => values.iter().copied().max(),
                 Operator::Min => values.iter().copied().min(),
-                _ => values.iter().copied().reduce($type::wrapping_add),
+                Operator::Sum | Operator::Average => {
+                    values.iter().copied().reduce($type::wrapping_add)
+                }
             });
         )*};
     }

@@ -4,6 +4,7 @@
 //! `piece_bytes_max` is not reduced here: it forbids no put, since every backend splits.
 
 use peerlane_hal::{Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, Ticket};
+use peerlane_toolkit::check_capabilities;
 
 use crate::forward::{forward_streams, forward_to_engine};
 use crate::{Error, Layer};
@@ -79,56 +80,18 @@ impl<E: CopyEngine> Downgrade<E> {
     }
 
     fn check(&self, ops: &[Op<'_, E::Local, E::Remote>]) -> Result<(), Error<E::Error>> {
-        let refuse = |text| Err(Error::layer(ErrorKind::InvalidArgument, text));
-        let Caps { slice_ops_max, put_align_bytes: align, .. } = self.caps;
+        let refuse = |text| Error::layer(ErrorKind::InvalidArgument, text);
+        let slice_ops_max = self.caps.slice_ops_max;
         if ops.len() > slice_ops_max {
-            return refuse(format!(
+            return Err(refuse(format!(
                 "a slice has {} ops, expected at most {slice_ops_max} (slice_ops_max of the \
                  engine); split it into several slices",
                 ops.len()
-            ));
+            )));
         }
-        let check = |what, dst: u64, src: u64, bytes: u64| {
-            let odd = [dst, src, bytes].map(|number| !number.is_multiple_of(align));
-            if !odd.contains(&true) {
-                return Ok(());
-            }
-            refuse(format!(
-                "misaligned {what} of {bytes} bytes from offset {src} to offset {dst}: expected \
-                 multiples of {align} bytes (put_align_bytes)"
-            ))
-        };
-        for op in ops {
-            match *op {
-                Op::Wait { .. } if !self.caps.queued_wait => {
-                    return refuse(
-                        "a wait was submitted to an engine that cannot queue waits (queued_wait is \
-                         false); poll the flag instead".to_owned());
-                }
-                Op::Get { .. } if !self.caps.gets => {
-                    return refuse(
-                        "a get was submitted to an engine that has none (gets is false); let the \
-                         owner of the bytes put them"
-                            .to_owned(),
-                    );
-                }
-                Op::GetRows { .. } | Op::PutRows { .. } if !self.caps.rows => {
-                    return refuse(format!(
-                        "a {} was submitted to an engine that has none (rows is false); copy each row",
-                        op.name()
-                    ));
-                }
-                Op::GetRows { .. } if !self.caps.gets => {
-                    return refuse(
-                        "a get of rows was submitted to an engine without gets; let the owner of the \
-                         bytes put them".to_owned());
-                }
-                Op::Put { dst, src, bytes } => check("put", dst.offset, src.offset, bytes)?,
-                Op::Get { dst, src, bytes } => check("get", dst.offset, src.offset, bytes)?,
-                _ => {}
-            }
-        }
-        Ok(())
+
+        let checked = ops.iter().try_for_each(|op| check_capabilities(&self.caps, op));
+        checked.map_err(|fault| refuse(fault.to_string()))
     }
 }
 

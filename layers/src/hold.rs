@@ -28,15 +28,10 @@ pub(crate) fn check_hold<E>(caps: &Caps) -> Result<(), Error<E>> {
     cannot_hold(caps).map_or(Ok(()), refuse)
 }
 
-/// Refuses rows, which a layer that holds ops back does not know.
-pub(crate) fn check_no_rows<L, R, E>(ops: &[Op<'_, L, R>]) -> Result<(), Error<E>> {
-    match ops.iter().find(|op| matches!(op, Op::PutRows { .. } | Op::GetRows { .. })) {
-        None => Ok(()),
-        Some(op) => {
-            let text = format!("the layer has no {} (rows is false); copy each row", op.name());
-            Err(Error::layer(ErrorKind::InvalidArgument, text))
-        }
-    }
+/// Returns the error for an op that a layer which holds ops back does not pass on.
+pub(crate) fn refused_op<L, R, E>(op: &Op<'_, L, R>) -> Error<E> {
+    let text = format!("a {0} was submitted to a layer that passes no {0} on", op.name());
+    Error::layer(ErrorKind::InvalidArgument, text)
 }
 
 /// A flag region of this rank, which the rank also imports so that its own engines can signal the flags.

@@ -115,8 +115,12 @@ unsafe impl<F: Fabric> Send for StoredOp<F> {}
 unsafe impl<F: Fabric> Sync for StoredOp<F> {}
 
 impl<F: Fabric> StoredOp<F> {
-    fn of(op: &Op<'_, Local<F>, Remote<F>>) -> Self {
-        match *op {
+    /// Stores an op.
+    ///
+    /// # Errors
+    /// If the layer passes no such op on.
+    fn new(op: &Op<'_, Local<F>, Remote<F>>) -> Result<Self, Error<F::Error>> {
+        Ok(match *op {
             Op::Put { dst, src, bytes } => {
                 Self::Put { dst: (dst.region, dst.offset), src: (src.region, src.offset), bytes }
             }
@@ -127,8 +131,12 @@ impl<F: Fabric> StoredOp<F> {
             Op::Wait { flag, value, reset } => {
                 Self::Wait { flag: (flag.region, flag.word), value, reset }
             }
-            op => unreachable!("`submit` refuses a {}", op.name()),
-        }
+            Op::PutRows { .. } | Op::GetRows { .. } | Op::Reduce { .. } => {
+                return Err(hold::refused_op(op));
+            }
+            #[cfg(not(peerlane_workspace))]
+            _ => return Err(hold::refused_op(op)),
+        })
     }
 
     /// Restores a stored op with references to its regions.
@@ -246,8 +254,7 @@ impl<F: Fabric + 'static> Streams<F> {
         Ok(Self { shared, caps, slices_max, own, forked, last })
     }
 
-    fn capture(&self, stream: &Stream, ops: &[Op<'_, Local<F>, Remote<F>>]) {
-        let slice: Vec<StoredOp<F>> = ops.iter().map(StoredOp::of).collect();
+    fn capture(&self, stream: &Stream, slice: Vec<StoredOp<F>>) {
         let shared = Arc::clone(&self.shared);
         stream.run(move || {
             let begun = Instant::now();
@@ -297,14 +304,11 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
             );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
-        hold::check_no_rows(ops)?;
-        if ops.iter().any(|op| matches!(op, Op::Reduce { .. })) {
-            let text = "a reduction was submitted to a layer that passes none on (prepare_reduce returns None)";
-            return Err(Error::layer(ErrorKind::InvalidArgument, text));
-        }
+        let stored: Vec<_> = ops.iter().map(StoredOp::new).collect::<Result<_, _>>()?;
+
         let stream = self.forked.as_ref().unwrap_or(&self.own);
         if stream.captures() {
-            self.capture(stream, ops);
+            self.capture(stream, stored);
             return Ok(self.last);
         }
         let mut engines = self.shared.engines();

@@ -33,6 +33,8 @@ const SLICE_OPS_FOR_PIECES: usize = 256;
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 
 type OpOf<'a, F> = Op<'a, Local<F>, Remote<F>>;
+/// An op of at most one piece, and what the schedule counts for it.
+type Part<'a, F> = (OpOf<'a, F>, Event);
 
 /// A layer that limits the rate of each engine of a fabric separately, and delays its ops.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -130,26 +132,38 @@ impl<F: Fabric> Throttle<F> {
         Ok(true)
     }
 
-    fn split<'a>(&self, ops: &[OpOf<'a, F>]) -> Vec<OpOf<'a, F>> {
+    /// Splits the copies of a slice into pieces, and returns all ops with their events.
+    ///
+    /// # Errors
+    /// If the layer passes an op of the slice not on.
+    fn split<'a>(&self, ops: &[OpOf<'a, F>]) -> Result<Vec<Part<'a, F>>, Error<F::Error>> {
         let mut parts = Vec::with_capacity(ops.len());
         for op in ops {
             match *op {
-                Op::Put { dst, src, bytes } if bytes > 0 => {
+                Op::Put { bytes: 0, .. } => parts.push((*op, Event::Put(0))),
+                Op::Put { dst, src, bytes } => {
                     parts.extend(pieces(bytes, self.piece_bytes(bytes)).map(|piece| {
                         let (dst, src) = (part(dst, piece), part(src, piece));
-                        Op::Put { dst, src, bytes: piece.bytes }
+                        (Op::Put { dst, src, bytes: piece.bytes }, Event::Put(piece.bytes))
                     }));
                 }
-                Op::Get { dst, src, bytes } if bytes > 0 => {
+                Op::Get { bytes: 0, .. } => parts.push((*op, Event::Get(0))),
+                Op::Get { dst, src, bytes } => {
                     parts.extend(pieces(bytes, self.piece_bytes(bytes)).map(|piece| {
                         let (dst, src) = (part(dst, piece), part(src, piece));
-                        Op::Get { dst, src, bytes: piece.bytes }
+                        (Op::Get { dst, src, bytes: piece.bytes }, Event::Get(piece.bytes))
                     }));
                 }
-                op => parts.push(op),
+                Op::Signal { .. } => parts.push((*op, Event::Signal)),
+                Op::Wait { .. } => parts.push((*op, Event::Mark)),
+                Op::PutRows { .. } | Op::GetRows { .. } | Op::Reduce { .. } => {
+                    return Err(hold::refused_op(op));
+                }
+                #[cfg(not(peerlane_workspace))]
+                _ => return Err(hold::refused_op(op)),
             }
         }
-        parts
+        Ok(parts)
     }
 
     fn piece_bytes(&self, bytes: u64) -> u64 {
@@ -188,12 +202,11 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
             );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
-        hold::check_no_rows(ops)?;
-        let parts = self.split(ops);
+        let parts = self.split(ops)?;
         let (mut holds, mut marks) = self.schedule.made();
         let mut held = Vec::with_capacity(2 * parts.len());
-        for op in &parts {
-            if let Op::Wait { .. } = op {
+        for (op, event) in &parts {
+            if let Event::Mark = event {
                 marks += 1;
                 let flag = Flag { region: self.hold.alias(), word: PASSED };
                 held.extend([*op, Op::Signal { flag, value: marks }]);
@@ -206,14 +219,7 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
         // SAFETY: the caller's promise. The flags live as long as the engine, the only reader of one of them
         // and the only writer of the other.
         let ticket = unsafe { self.engine.submit(&held) }.map_err(Error::Inner)?;
-        let events = parts.iter().map(|op| match *op {
-            Op::Put { bytes, .. } => Event::Put(bytes),
-            Op::Get { bytes, .. } => Event::Get(bytes),
-            Op::Signal { .. } => Event::Signal,
-            Op::Wait { .. } => Event::Mark,
-            op => unreachable!("the inner engine refuses a {}", op.name()),
-        });
-        self.schedule.push(events, Instant::now());
+        self.schedule.push(parts.into_iter().map(|(_, event)| event), Instant::now());
         self.drive()?;
         Ok(ticket)
     }

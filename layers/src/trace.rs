@@ -159,7 +159,8 @@ impl<E: CopyEngine> Trace<E> {
                     dst.offset
                 )
             }
-            op => op.name().to_owned(),
+            #[cfg(not(peerlane_workspace))]
+            _ => op.name().to_owned(),
         }
     }
 }

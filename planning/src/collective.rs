@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 /// end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
+#[cfg_attr(not(peerlane_workspace), non_exhaustive)]
 pub enum Collective {
     /// Every rank gets the block of every rank (`MPI_Allgather`, `ncclAllGather`).
     #[default]

@@ -98,6 +98,7 @@ impl Memory {
             DType::F16 => c"e",
             DType::F32 => c"f",
             DType::F64 => c"d",
+            #[cfg(not(peerlane_workspace))]
             other => {
                 let text = format!("the buffer protocol has no format of {other}");
                 return Err(PyBufferError::new_err(text));
@@ -119,6 +120,7 @@ fn dlpack_type(dtype: DType) -> PyResult<(u8, u8)> {
         DType::Bf16 => dlpack::BFLOAT,
         DType::F8E4M3 => dlpack::FLOAT8_E4M3FN,
         DType::F8E5M2 => dlpack::FLOAT8_E5M2,
+        #[cfg(not(peerlane_workspace))]
         other => return Err(PyBufferError::new_err(format!("DLPack has no type {other}"))),
     };
     let bits = u8::try_from(8 * dtype.bytes()).expect("a type has at most 8 bytes");

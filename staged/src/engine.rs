@@ -6,7 +6,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{Caps, CopyEngine, Deadline, Fabric, Op, Reducer, Role, StreamOrdered, Ticket};
-use peerlane_toolkit::{EngineState, RegionBounds};
+use peerlane_toolkit::{EngineState, Fault, RegionBounds};
 
 use crate::Shared;
 use crate::error::Error;
@@ -34,9 +34,12 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
     }
 
     /// Returns an op that keeps its memory regions alive, or `None` if the op transfers no bytes.
-    fn resolve(op: &Op<'_, Local<D, N>, Remote<D, N>>) -> Option<Addressed<D, N>> {
+    ///
+    /// # Errors
+    /// If no network runs the op.
+    fn resolve(op: &Op<'_, Local<D, N>, Remote<D, N>>) -> Result<Option<Addressed<D, N>>, Fault> {
         let (peer, resolved) = match *op {
-            Op::Put { bytes: 0, .. } | Op::Get { bytes: 0, .. } => return None,
+            Op::Put { bytes: 0, .. } | Op::Get { bytes: 0, .. } => return Ok(None),
             Op::Put { dst, src, bytes } => {
                 let (to, from) = (dst.offset, src.offset);
                 let (dst, src) = (Arc::clone(&dst.region.0), Arc::clone(&src.region.registration));
@@ -53,9 +56,13 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
                     ResolvedOp::Signal { flag: Arc::clone(region), word: flag.word, value };
                 (region.peer, signal)
             }
-            op => unreachable!("the check of the slice refuses a {}", op.name()),
+            Op::PutRows { .. } | Op::GetRows { .. } | Op::Wait { .. } | Op::Reduce { .. } => {
+                return Err(Fault::refused_op(op));
+            }
+            #[cfg(not(peerlane_workspace))]
+            _ => return Err(Fault::refused_op(op)),
         };
-        Some((peer.index(), resolved))
+        Ok(Some((peer.index(), resolved)))
     }
 }
 
@@ -105,7 +112,8 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         self.state.check_slice(ops)?;
         let queue = transport.queue(self.id);
         queue.tickets.check_room(queue.len(), ops.len())?;
-        let resolved: Vec<_> = ops.iter().filter_map(Self::resolve).collect();
+        let resolved = ops.iter().filter_map(|op| Self::resolve(op).transpose());
+        let resolved: Vec<_> = resolved.collect::<Result<_, _>>()?;
         let ticket = queue.push(resolved.into_iter());
         transport.progress(self.id)?;
         Ok(ticket)

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use peerlane_hal::{
-    At, CopyEngine, Deadline, Error, ErrorKind, Fabric, Flag, Op, PeerMemory, Rank, Role, Ticket,
+    At, CopyEngine, Deadline, Error, ErrorKind, Fabric, Flag, Op, PeerMemory, Rank, Region as _,
+    Role, Rows, Ticket,
 };
 use peerlane_host as host;
 use peerlane_tests::middleware::{
-    DelayLayer, DowngradeLayer, FailAtLayer, Layer, TraceLayer, TraceLog, Wrapped,
+    DelayLayer, DowngradeLayer, FailAtLayer, Layer, StreamLayer, ThrottleLayer, TraceLayer,
+    TraceLog, Wrapped,
 };
 
 const BYTES: u64 = 64;
@@ -107,10 +109,42 @@ fn what_was_taken_away_is_refused() {
         text
     };
     insta::assert_snapshot!(refusal(&[regions.wait(0, 0, false)]), @"a wait was submitted to an engine that cannot queue waits (queued_wait is false); poll the flag instead");
-    insta::assert_snapshot!(refusal(&[regions.put(4, 8)]), @"misaligned put of 8 bytes from offset 0 to offset 4: expected multiples of 8 bytes (put_align_bytes)");
-    insta::assert_snapshot!(refusal(&[regions.put(0, 9)]), @"misaligned put of 9 bytes from offset 0 to offset 0: expected multiples of 8 bytes (put_align_bytes)");
+    insta::assert_snapshot!(refusal(&[regions.put(4, 8)]), @"misaligned put: an offset or the length is 4 bytes, expected a multiple of 8 bytes (put_align_bytes)");
+    insta::assert_snapshot!(refusal(&[regions.put(0, 9)]), @"misaligned put: an offset or the length is 9 bytes, expected a multiple of 8 bytes (put_align_bytes)");
     insta::assert_snapshot!(refusal(&[regions.signal(0, 1); 3]), @"a slice has 3 ops, expected at most 2 (slice_ops_max of the engine); split it into several slices");
     assert_eq!(submit(&mut engine, &[regions.put(8, 8), regions.signal(0, 1)]), Ok(Ticket(1)));
+}
+
+#[test]
+fn a_layer_refuses_a_slice_with_an_op_that_it_does_not_pass_on() {
+    let throttle = ThrottleLayer { bytes_per_second: f64::INFINITY, delay: Duration::ZERO };
+    refuses_rows(open(throttle));
+    refuses_rows(open(StreamLayer::default()));
+}
+
+/// Submits a signal and rows, of which the layer knows only the first.
+fn refuses_rows<E>((regions, mut engine): (Regions, E))
+where
+    E: CopyEngine<Local = host::Local, Remote = host::Remote>,
+{
+    let rows = Op::PutRows {
+        dst: At { region: &regions.data.0, offset: 0 },
+        src: At { region: &regions.data.1, offset: 0 },
+        bytes: 8,
+        rows: Rows { count: 2, dst_pitch: 8, src_pitch: 8 },
+    };
+    let (kind, text) = submit(&mut engine, &[regions.signal(0, 1), rows]).unwrap_err();
+    assert_eq!(kind, ErrorKind::InvalidArgument);
+    assert_eq!(text, "a put of rows was submitted to a layer that passes no put of rows on");
+
+    // The signal before the rows did not run, and the next slice is the first one.
+    let ticket = submit(&mut engine, &[regions.signal(1, 1)]).unwrap();
+    finish(&mut engine, ticket);
+    assert_eq!(ticket, Ticket(1));
+    let flags = regions.flags.1.base().as_ptr().cast::<u64>();
+    // SAFETY: the region has 64 bytes, and the engine is idle.
+    let first = unsafe { flags.read() };
+    assert_eq!(first, 0);
 }
 
 #[test]

@@ -115,6 +115,8 @@ pub(crate) fn oldest_rust() -> Outcome<Verdict> {
     if is_installed {
         command.args(["--target", AARCH64]);
     }
+    // The variable replaces the flags of `.cargo/config.toml`, so the enums are those of a release,
+    // and matches need the arms for builds without `peerlane_workspace`.
     command.env("RUSTFLAGS", "-D warnings").env_remove("RUSTC").env_remove("CARGO");
     process::run(&mut command)?;
 

@@ -73,7 +73,8 @@ fn generate(name: &str, outside: Option<&Path>) -> Outcome {
         let text = match (outside, file) {
             (Some(_), "Cargo.toml") => manifest_outside(&text, &root)?,
             (None, "Cargo.toml") => text.replace("publish = false\n", ""),
-            _ => text,
+            (Some(_), _) => without_workspace_cfg(&text),
+            (None, _) => text,
         };
         let to = folder.join(file);
         std::fs::create_dir_all(to.parent().expect("a file of a package is in a folder"))?;
@@ -173,6 +174,13 @@ fn renamed(text: &str, name: &str) -> String {
     text.replace(description, &format!("A backend of Peerlane for {name}"))
         .replace("BackendId(0x8000)", &format!("BackendId({:#06x})", 0x8001 | hash))
         .replace("loopback", name)
+}
+
+/// Removes the attributes that leave an arm out inside the workspace: the enums of the contract are
+/// not exhaustive for a package outside of it.
+fn without_workspace_cfg(text: &str) -> String {
+    let is_kept = |line: &&str| line.trim() != "#[cfg(not(peerlane_workspace))]";
+    text.split_inclusive('\n').filter(is_kept).collect()
 }
 
 /// Replaces what a package inherits from the workspace.

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::{Op, Rank, Region as _, Ticket};
+use peerlane_toolkit::Fault;
 
 use crate::connection::FlagWord;
 use crate::error::Error;
@@ -89,7 +90,11 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<ResolvedOp, Error> {
                 }
             })
         }
-        op => unreachable!("the check of the slice refuses a {}", op.name()),
+        Op::PutRows { .. } | Op::GetRows { .. } | Op::Wait { .. } | Op::Reduce { .. } => {
+            Err(Fault::refused_op(op).into())
+        }
+        #[cfg(not(peerlane_workspace))]
+        _ => Err(Fault::refused_op(op).into()),
     }
 }
 

@@ -36,6 +36,7 @@ macro_rules! with_dtype {
                 type $element = $rust;
                 $work
             })*
+            #[cfg(not(peerlane_workspace))]
             other => Err($crate::error::Failure::usage(format!(
                 "--dtype {other} is not supported by this command"
             ))),

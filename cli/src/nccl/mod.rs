@@ -176,6 +176,11 @@ impl Communicator {
                 };
                 ("ncclReduce", code)
             }
+            Collective::Broadcast { .. }
+            | Collective::AllToAll
+            | Collective::Gather { .. }
+            | Collective::Scatter { .. } => return Err(unsupported()),
+            #[cfg(not(peerlane_workspace))]
             _ => return Err(unsupported()),
         };
         nccl.check(call, code, raw)

@@ -110,13 +110,13 @@ fn reduced<T: Number>(
     let result = match operator {
         Operator::Max => values.reduce(T::larger),
         Operator::Min => values.reduce(T::smaller),
-        _ => values.reduce(T::add),
+        Operator::Sum | Operator::Average => values.reduce(T::add),
+        #[cfg(not(peerlane_workspace))]
+        _ => None,
     };
     let result = result.unwrap();
-    match operator {
-        Operator::Average => result.divided(count).unwrap(),
-        _ => result,
-    }
+    let is_average = operator == Operator::Average;
+    if is_average { result.divided(count).unwrap() } else { result }
 }
 
 /// Runs a reduction three times, and compares every element.

@@ -22,39 +22,29 @@ fn value(seed: u64, from: Rank, to: Rank, index: usize) -> i32 {
 
 /// The rank for which a block of `collective` is meant: all of them get the same, or each its own.
 fn receiver(collective: Collective, to: Rank) -> Rank {
-    let own = matches!(collective, Collective::AllToAll | Collective::Scatter { .. });
-    if own { to } else { Rank(0) }
+    if collective.has_equal_outputs() { Rank(0) } else { to }
 }
 
 fn input(collective: Collective, seed: u64, me: Rank, lens: &[usize]) -> Vec<i32> {
-    let of = |to: Rank, len: usize| (0..len).map(move |index| value(seed, me, to, index));
-    match collective {
-        Collective::AllToAll => {
-            Rank::all(lens.len()).flat_map(|to| of(to, lens[to.index()])).collect()
-        }
-        Collective::Scatter { root } if root == me => {
-            Rank::all(lens.len()).flat_map(|to| of(to, lens[to.index()])).collect()
-        }
-        Collective::Scatter { .. } => Vec::new(),
-        Collective::Broadcast { root } if root != me => Vec::new(),
-        _ => of(Rank(0), lens[me.index()]).collect(),
+    let block = |to: Rank, len: usize| (0..len).map(move |index| value(seed, me, to, index));
+    if !collective.is_provider(me) {
+        Vec::new()
+    } else if collective.has_equal_outputs() {
+        block(Rank(0), lens[me.index()]).collect()
+    } else {
+        Rank::all(lens.len()).flat_map(|to| block(to, lens[to.index()])).collect()
     }
 }
 
 fn output(collective: Collective, seed: u64, me: Rank, lens: &[usize]) -> Vec<i32> {
-    let ranks = Rank::all(lens.len());
     let block = |from: Rank| {
-        let len = match collective {
-            Collective::AllToAll | Collective::Scatter { .. } => lens[me.index()],
-            _ => lens[from.index()],
-        };
+        let len = lens[if collective.has_equal_outputs() { from } else { me }.index()];
         (0..len).map(move |index| value(seed, from, receiver(collective, me), index))
     };
-    match collective {
-        Collective::Broadcast { root } | Collective::Scatter { root } => block(root).collect(),
-        Collective::Gather { root } if root != me => Vec::new(),
-        _ => ranks.flat_map(block).collect(),
+    if !collective.is_receiver(me) {
+        return Vec::new();
     }
+    Rank::all(lens.len()).filter(|from| collective.is_provider(*from)).flat_map(block).collect()
 }
 
 /// Runs starts of random lengths and places, with the same random numbers on all ranks.
@@ -62,21 +52,15 @@ fn random_starts(group: &mut Group, seed: u64) -> Result<(), Error> {
     let rng = &mut fastrand::Rng::with_seed(seed);
     let (me, ranks) = (group.rank(), group.ranks());
     let root = Rank(rng.u32(..ranks as u32));
-    let collectives = [
-        Collective::AllGather,
-        Collective::Broadcast { root },
-        Collective::Gather { root },
-        Collective::Scatter { root },
-        Collective::AllToAll,
+    let [direct, pull, ring] = [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring];
+    let cases: [(Collective, &[Algorithm]); 5] = [
+        (Collective::AllGather, &[direct, pull, ring, Algorithm::DoubleRing]),
+        (Collective::Broadcast { root }, &[direct, pull, ring]),
+        (Collective::Gather { root }, &[direct, pull]),
+        (Collective::Scatter { root }, &[direct, pull]),
+        (Collective::AllToAll, &[direct, pull]),
     ];
-    let collective = *rng.choice(&collectives).unwrap();
-    let algorithms: &[Algorithm] = match collective {
-        Collective::AllGather => {
-            &[Algorithm::Direct, Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing]
-        }
-        Collective::Broadcast { .. } => &[Algorithm::Direct, Algorithm::Pull, Algorithm::Ring],
-        _ => &[Algorithm::Direct, Algorithm::Pull],
-    };
+    let (collective, algorithms) = *rng.choice(&cases).unwrap();
     let (algorithm, chunks) = (*rng.choice(algorithms).unwrap(), rng.u32(1..=4));
     let in_place =
         rng.bool() && matches!(collective, Collective::AllGather | Collective::Broadcast { .. });
@@ -111,13 +95,13 @@ fn random_starts(group: &mut Group, seed: u64) -> Result<(), Error> {
             false => vec![rng.usize(..=prepared[0]); ranks],
         };
         // In buffers of its own, an all-gather of shorter blocks has room before them.
-        let spare = match collective {
-            _ if windows => [49; 2],
-            Collective::AllGather if !uneven => {
-                let spare = prepared[0] - lens[0];
-                [spare, ranks * spare]
-            }
-            _ => [0; 2],
+        let spare = if windows {
+            [49; 2]
+        } else if collective == Collective::AllGather && !uneven {
+            let spare = prepared[0] - lens[0];
+            [spare, ranks * spare]
+        } else {
+            [0; 2]
         };
         let [begin, end] = spare.map(|spare| rng.usize(..=spare));
         let part = if uneven { Part::lens(&lens) } else { Part::len(lens[0]) };
@@ -128,10 +112,8 @@ fn random_starts(group: &mut Group, seed: u64) -> Result<(), Error> {
         let (wanted, given) =
             (output(collective, data, me, &lens), input(collective, data, me, &lens));
         // In place, the input is the block of this rank in the output.
-        let skip = match collective {
-            Collective::AllGather if in_place => lens[..me.index()].iter().sum(),
-            _ => 0,
-        };
+        let is_gathered = collective == Collective::AllGather && in_place;
+        let skip = if is_gathered { lens[..me.index()].iter().sum() } else { 0 };
         if windows {
             target.slice_mut(0..window_len)?.fill(i32::MAX);
             let (window, at) = if in_place { (&target, end + skip) } else { (&source, begin) };

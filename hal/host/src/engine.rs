@@ -37,6 +37,8 @@ pub struct Engine {
     options: Options,
     state: EngineState<Error>,
     streaming_bytes_min: u64,
+    /// The ops of the slice that is being submitted.
+    resolved: Vec<QueuedOp>,
     queue: VecDeque<Entry>,
     sources: Sources,
     tickets: TicketCounter,
@@ -107,6 +109,7 @@ impl Engine {
     ) -> Self {
         Self {
             streaming_bytes_min,
+            resolved: Vec::with_capacity(options.caps.slice_ops_max),
             queue: VecDeque::with_capacity(options.queue_ops),
             sources: Sources::default(),
             tickets: TicketCounter::with_capacity(options.queue_ops),
@@ -117,8 +120,12 @@ impl Engine {
         }
     }
 
-    fn resolve(&self, op: &Op<'_, Local, Remote>) -> QueuedOp {
-        match *op {
+    /// Returns the raw pointers of a checked op.
+    ///
+    /// # Errors
+    /// If the elements of a reduction are not aligned.
+    fn resolve(&self, op: &Op<'_, Local, Remote>) -> Result<QueuedOp, Error> {
+        Ok(match *op {
             Op::Put { dst, src, bytes } => {
                 self.copy(dst.region.pointer(dst.offset), src.region.pointer(src.offset), bytes)
             }
@@ -145,14 +152,21 @@ impl Engine {
             Op::Wait { flag: Flag { region, word }, value, reset } => {
                 QueuedOp::Wait { flag: region.pointer(word * WORD_BYTES).cast(), value, reset }
             }
-            Op::Reduce { dst, srcs, bytes, reduction } => QueuedOp::Reduce {
-                dst: dst.region.pointer(dst.offset),
-                number: srcs.len(),
-                bytes: usize::try_from(bytes).expect("a span lies inside a mapped region"),
-                reduction,
-            },
-            op => unreachable!("the check of the slice refuses a {}", op.name()),
-        }
+            Op::Reduce { dst, srcs, bytes, reduction } => {
+                let place = |at: &At<'_, Local>| at.region.pointer(at.offset).addr() as u64;
+                let places = srcs.iter().chain([&dst]).map(place).chain([bytes]);
+                check_elements(places, reduction)?;
+
+                QueuedOp::Reduce {
+                    dst: dst.region.pointer(dst.offset),
+                    number: srcs.len(),
+                    bytes: usize::try_from(bytes).expect("a span lies inside a mapped region"),
+                    reduction,
+                }
+            }
+            #[cfg(not(peerlane_workspace))]
+            _ => return Err(Error::refused_op(op)),
+        })
     }
 
     fn copy(&self, dst: *mut u8, src: *const u8, bytes: u64) -> QueuedOp {
@@ -284,14 +298,6 @@ impl QueuedOp {
     }
 }
 
-/// Checks that the elements of a reduction are aligned.
-fn check_alignment(op: &Op<'_, Local, Remote>) -> Result<(), Error> {
-    let Op::Reduce { dst, srcs, bytes, reduction } = op else { return Ok(()) };
-    let place = |at: &At<'_, Local>| at.region.pointer(at.offset).addr() as u64;
-    let places = srcs.iter().chain([dst]).map(place).chain([*bytes]);
-    check_elements(places, *reduction)
-}
-
 /// Copies bytes in memory, with streaming stores or with ordinary stores.
 ///
 /// # Safety
@@ -324,8 +330,15 @@ unsafe impl CopyEngine for Engine {
 
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
         self.state.check_slice(ops)?;
-        ops.iter().try_for_each(check_alignment)?;
         self.tickets.check_room(self.queue.len(), ops.len())?;
+
+        // The last check: the queue takes all ops of the slice or none.
+        self.resolved.clear();
+        for op in ops {
+            let op = self.resolve(op)?;
+            self.resolved.push(op);
+        }
+
         let count = u32::try_from(ops.len()).expect("a slice has fewer than 2^32 ops");
         let ticket = self.tickets.issue(count);
         for op in ops {
@@ -333,9 +346,9 @@ unsafe impl CopyEngine for Engine {
                 let sources = srcs.iter().map(|src| src.region.pointer(src.offset).cast_const());
                 self.sources.0.extend(sources);
             }
-            let op = self.resolve(op);
-            self.queue.push_back(Entry { ticket, op });
         }
+        self.queue.extend(self.resolved.drain(..).map(|op| Entry { ticket, op }));
+
         self.parker.busy();
         self.run(SUBMIT_BYTES_MAX);
         Ok(ticket)

@@ -6,8 +6,7 @@ use crate::handover::Refusal;
 use crate::limits::{AvailableMemory, SystemError};
 use crate::mapping::MappingError;
 use peerlane_hal::KeyError;
-use peerlane_hal::Rank;
-use peerlane_hal::{Error, ErrorKind};
+use peerlane_hal::{Error, ErrorKind, Op, Rank};
 
 /// An error that the toolkit or a backend detects, or that a call of a vendor's library returns. A backend uses it as its error
 /// type, or as one variant of its own.
@@ -137,6 +136,11 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Creates the error of an engine for an op that it does not run.
+    pub fn refused_op<L, R>(op: &Op<'_, L, R>) -> Self {
+        Self::Argument(format!("a {0} was submitted to an engine that runs no {0}", op.name()))
+    }
+
     /// Returns a closure that converts an I/O error, where `what` says what failed.
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         move |error| SystemError::of_io(what, &error).into()

@@ -59,5 +59,8 @@ pub use park::{ParkStep, Parker, TimedParker, Unpark};
 pub use pieces::{Piece, pieces};
 pub use poison::Poison;
 pub use socket::DeadlineSocket;
-pub use submit::{EngineRegion, EngineState, PeerRegion, PeerSet, RegionBounds, check_elements};
+pub use submit::{
+    EngineRegion, EngineState, PeerRegion, PeerSet, RegionBounds, check_capabilities,
+    check_elements,
+};
 pub use tickets::TicketCounter;

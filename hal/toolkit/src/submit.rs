@@ -108,54 +108,34 @@ impl<E: Clone + From<Fault>> EngineState<E> {
         Ok(ops.iter().try_for_each(|op| self.check_op(op))?)
     }
 
+    /// Checks that the engine has an op, and that the op stays inside its regions.
     fn check_op<L, R>(&self, op: &Op<'_, L, R>) -> Result<(), Fault>
     where
         L: RegionBounds,
         R: RegionBounds,
     {
+        check_capabilities(&self.caps, op)?;
+
         match *op {
             Op::Put { dst, src, bytes } => {
-                self.check_alignment("put", [dst.offset, src.offset, bytes])?;
                 within("put destination", dst.offset, bytes, dst.region)?;
                 within("put source", src.offset, bytes, src.region)
             }
-            Op::Get { .. } if !self.caps.gets => Err(Fault::Argument(
-                "a get was submitted to an engine that has none (gets is false); let the owner of the bytes put them"
-                    .to_owned(),
-            )),
             Op::Get { dst, src, bytes } => {
-                self.check_alignment("get", [dst.offset, src.offset, bytes])?;
                 within("get destination", dst.offset, bytes, dst.region)?;
                 within("get source", src.offset, bytes, src.region)
             }
-            Op::PutRows { .. } | Op::GetRows { .. } if !self.caps.rows => {
-                Err(Fault::Argument(format!(
-                    "a {} was submitted to an engine that has none (rows is false); copy each row",
-                    op.name()
-                )))
-            }
-            Op::GetRows { .. } if !self.caps.gets => Err(Fault::Argument(
-                "a get of rows was submitted to an engine without gets; let the owner of the bytes put them"
-                    .to_owned(),
-            )),
             Op::PutRows { dst, src, bytes, rows } => {
-                self.check_alignment("put of rows", [dst.offset, src.offset, bytes])?;
-                self.check_rows("put of rows", bytes, rows)?;
-                rows_within("put destination", dst.offset, (bytes, rows.count, rows.dst_pitch), dst.region)?;
-                rows_within("put source", src.offset, (bytes, rows.count, rows.src_pitch), src.region)
+                let Rows { count, dst_pitch, src_pitch } = rows;
+                rows_within("put destination", dst.offset, (bytes, count, dst_pitch), dst.region)?;
+                rows_within("put source", src.offset, (bytes, count, src_pitch), src.region)
             }
             Op::GetRows { dst, src, bytes, rows } => {
-                self.check_alignment("get of rows", [dst.offset, src.offset, bytes])?;
-                self.check_rows("get of rows", bytes, rows)?;
-                rows_within("get destination", dst.offset, (bytes, rows.count, rows.dst_pitch), dst.region)?;
-                rows_within("get source", src.offset, (bytes, rows.count, rows.src_pitch), src.region)
+                let Rows { count, dst_pitch, src_pitch } = rows;
+                rows_within("get destination", dst.offset, (bytes, count, dst_pitch), dst.region)?;
+                rows_within("get source", src.offset, (bytes, count, src_pitch), src.region)
             }
             Op::Signal { flag, .. } => flag_within("signalled flag", flag.word, flag.region),
-            Op::Wait { .. } if !self.caps.queued_wait => Err(Fault::Argument(
-                "a wait was submitted to an engine that cannot queue waits (queued_wait is false); \
-                 poll the flag instead"
-                    .to_owned(),
-            )),
             Op::Wait { flag, .. } => flag_within("awaited flag", flag.word, flag.region),
             Op::Reduce { dst, srcs, bytes, .. } => {
                 let Some(Reducer { sources_max, .. }) = self.reducer else {
@@ -172,37 +152,84 @@ impl<E: Clone + From<Fault>> EngineState<E> {
                     )));
                 }
                 within("reduction destination", dst.offset, bytes, dst.region)?;
-                srcs.iter().try_for_each(|src| {
-                    within("reduction source", src.offset, bytes, src.region)
-                })
+                srcs.iter()
+                    .try_for_each(|src| within("reduction source", src.offset, bytes, src.region))
             }
-            op => Err(Fault::Argument(format!("the engine has no {}", op.name()))),
+            #[cfg(not(peerlane_workspace))]
+            _ => Err(Fault::refused_op(op)),
         }
     }
+}
 
-    fn check_rows(&self, what: &str, bytes: u64, rows: Rows) -> Result<(), Fault> {
-        let Rows { count, dst_pitch, src_pitch } = rows;
-        if count < 2 {
-            return Ok(());
+/// Checks that an engine with these capabilities has an op, and that offsets and lengths are
+/// aligned as it needs.
+///
+/// # Errors
+/// Returns [`Fault::Argument`] with what to do instead.
+pub fn check_capabilities<L, R>(caps: &Caps, op: &Op<'_, L, R>) -> Result<(), Fault> {
+    let refuse = |text: String| Err(Fault::Argument(text));
+
+    match *op {
+        Op::Get { .. } if !caps.gets => refuse(
+            "a get was submitted to an engine that has none (gets is false); let the owner of the bytes put them"
+                .to_owned(),
+        ),
+        Op::PutRows { .. } | Op::GetRows { .. } if !caps.rows => refuse(format!(
+            "a {} was submitted to an engine that has none (rows is false); copy each row",
+            op.name()
+        )),
+        Op::GetRows { .. } if !caps.gets => refuse(
+            "a get of rows was submitted to an engine without gets; let the owner of the bytes put them"
+                .to_owned(),
+        ),
+        Op::Wait { .. } if !caps.queued_wait => refuse(
+            "a wait was submitted to an engine that cannot queue waits (queued_wait is false); \
+             poll the flag instead"
+                .to_owned(),
+        ),
+        Op::Put { dst, src, bytes } => {
+            check_alignment(caps, op.name(), [dst.offset, src.offset, bytes])
         }
-        self.check_alignment(what, [dst_pitch, src_pitch, bytes])?;
-        match [dst_pitch, src_pitch].into_iter().find(|pitch| *pitch < bytes) {
-            None => Ok(()),
-            Some(pitch) => Err(Fault::Argument(format!(
-                "overlapping {what}: a pitch is {pitch} bytes, expected at least the {bytes} bytes of a row"
-            ))),
+        Op::Get { dst, src, bytes } => {
+            check_alignment(caps, op.name(), [dst.offset, src.offset, bytes])
         }
+        Op::PutRows { dst, src, bytes, rows } => {
+            check_alignment(caps, op.name(), [dst.offset, src.offset, bytes])?;
+            check_rows(caps, op.name(), bytes, rows)
+        }
+        Op::GetRows { dst, src, bytes, rows } => {
+            check_alignment(caps, op.name(), [dst.offset, src.offset, bytes])?;
+            check_rows(caps, op.name(), bytes, rows)
+        }
+        Op::Signal { .. } | Op::Wait { .. } | Op::Reduce { .. } => Ok(()),
+        #[cfg(not(peerlane_workspace))]
+        _ => Err(Fault::refused_op(op)),
+    }
+}
+
+fn check_rows(caps: &Caps, what: &str, bytes: u64, rows: Rows) -> Result<(), Fault> {
+    let Rows { count, dst_pitch, src_pitch } = rows;
+    if count < 2 {
+        return Ok(());
     }
 
-    fn check_alignment(&self, what: &str, numbers: [u64; 3]) -> Result<(), Fault> {
-        let align = self.caps.put_align_bytes;
-        match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
-            None => Ok(()),
-            Some(odd) => Err(Fault::Argument(format!(
-                "misaligned {what}: an offset or the length is {odd} bytes, expected a multiple of \
-                 {align} bytes (put_align_bytes)"
-            ))),
-        }
+    check_alignment(caps, what, [dst_pitch, src_pitch, bytes])?;
+    match [dst_pitch, src_pitch].into_iter().find(|pitch| *pitch < bytes) {
+        None => Ok(()),
+        Some(pitch) => Err(Fault::Argument(format!(
+            "overlapping {what}: a pitch is {pitch} bytes, expected at least the {bytes} bytes of a row"
+        ))),
+    }
+}
+
+fn check_alignment(caps: &Caps, what: &str, numbers: [u64; 3]) -> Result<(), Fault> {
+    let align = caps.put_align_bytes;
+    match numbers.into_iter().find(|number| !number.is_multiple_of(align)) {
+        None => Ok(()),
+        Some(odd) => Err(Fault::Argument(format!(
+            "misaligned {what}: an offset or the length is {odd} bytes, expected a multiple of \
+             {align} bytes (put_align_bytes)"
+        ))),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::{Error, quoted};
 /// There is one algorithm for each [schedule](crate::schedule).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
+#[cfg_attr(not(peerlane_workspace), non_exhaustive)]
 pub enum Algorithm {
     /// Every rank puts its blocks to every peer.
     Direct,

@@ -41,8 +41,8 @@ enum Command {
 }
 
 impl Command {
-    fn from_op(op: &Op<'_, Local, Remote>) -> Self {
-        match *op {
+    fn from_op(op: &Op<'_, Local, Remote>) -> Result<Self, Error> {
+        Ok(match *op {
             Op::Put { dst, src, bytes } => Self::copy(dst, src, bytes),
             Op::Get { dst, src, bytes } => Self::copy(dst, src, bytes),
             Op::Signal { flag, value } => {
@@ -51,8 +51,14 @@ impl Command {
             Op::Wait { flag, value, reset } => {
                 Self::Wait { flag: flag.region.flag_address(flag.word), value, reset }
             }
-            op => unreachable!("the check of the slice refuses a {}", op.name()),
-        }
+
+            // The capabilities say so already, and the check of the slice refuses these ops.
+            Op::PutRows { .. } | Op::GetRows { .. } | Op::Reduce { .. } => {
+                return Err(Error::refused_op(op));
+            }
+            #[cfg(not(peerlane_workspace))]
+            _ => return Err(Error::refused_op(op)),
+        })
     }
 
     fn copy(dst: At<'_, impl EngineRegion>, src: At<'_, impl EngineRegion>, bytes: u64) -> Self {
@@ -125,9 +131,10 @@ unsafe impl CopyEngine for Engine {
     unsafe fn submit(&mut self, ops: &[Op<'_, Local, Remote>]) -> Result<Ticket, Error> {
         self.state.check_slice(ops)?;
         self.tickets.check_room(self.queue.len(), ops.len())?;
+        let commands: Vec<_> = ops.iter().map(Command::from_op).collect::<Result<_, _>>()?;
 
         let ticket = self.tickets.issue(u32::try_from(ops.len()).unwrap_or(u32::MAX));
-        self.queue.extend(ops.iter().map(|op| (ticket, Command::from_op(op))));
+        self.queue.extend(commands.into_iter().map(|command| (ticket, command)));
         self.run();
         Ok(ticket)
     }

@@ -12,7 +12,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{Caps, CopyEngine, Op, Reducer, StreamOrdered, Ticket};
-use peerlane_toolkit::{EngineState, TicketCounter, TimedParker};
+use peerlane_toolkit::{EngineState, Fault, TicketCounter, TimedParker};
 
 use crate::Error;
 use crate::memory::{Local, Remote};
@@ -39,18 +39,24 @@ pub struct Engine {
 }
 
 /// Returns the descriptor of an op, or `None` if it has nothing to do: the device refuses copies of length 0.
-fn descriptor(op: &Op<'_, Local, Remote>) -> Option<Descriptor> {
+fn descriptor(op: &Op<'_, Local, Remote>) -> Result<Option<Descriptor>, Fault> {
     match *op {
-        Op::Put { bytes: 0, .. } => None,
-        Op::Put { dst, src, bytes } => Some(Descriptor::Copy {
+        Op::Put { bytes: 0, .. } => Ok(None),
+        Op::Put { dst, src, bytes } => Ok(Some(Descriptor::Copy {
             dst: dst.region.address_at(dst.offset),
             src: src.region.address_at(src.offset),
             bytes,
-        }),
+        })),
         Op::Signal { flag, value } => {
-            Some(Descriptor::Write { dst: flag.region.address_at(8 * flag.word), value })
+            Ok(Some(Descriptor::Write { dst: flag.region.address_at(8 * flag.word), value }))
         }
-        op => unreachable!("the check of the slice refuses a {}", op.name()),
+        Op::Get { .. }
+        | Op::PutRows { .. }
+        | Op::GetRows { .. }
+        | Op::Wait { .. }
+        | Op::Reduce { .. } => Err(Fault::refused_op(op)),
+        #[cfg(not(peerlane_workspace))]
+        _ => Err(Fault::refused_op(op)),
     }
 }
 
@@ -149,9 +155,12 @@ unsafe impl CopyEngine for Engine {
         self.advance()?;
         self.state.check_slice(ops)?;
         self.tickets.check_room(self.backlog.len(), ops.len())?;
+        let descriptors = ops.iter().filter_map(|op| descriptor(op).transpose());
+        let descriptors: Vec<_> = descriptors.collect::<Result<_, _>>()?;
+
         // From here on nothing fails, so the slice is taken as a whole.
-        let ticket = self.tickets.issue(ops.iter().filter_map(descriptor).count() as u32);
-        self.backlog.extend(ops.iter().filter_map(descriptor).map(|op| (ticket, op)));
+        let ticket = self.tickets.issue(descriptors.len() as u32);
+        self.backlog.extend(descriptors.into_iter().map(|descriptor| (ticket, descriptor)));
         self.feed();
         self.parker.busy();
         Ok(ticket)

@@ -144,6 +144,14 @@ impl Late {
             Op::PutRows { dst, bytes, rows, .. } if self.is_far(dst.region) => {
                 rows.count.saturating_sub(1) * rows.src_pitch + bytes
             }
+            Op::Put { .. }
+            | Op::Get { .. }
+            | Op::PutRows { .. }
+            | Op::GetRows { .. }
+            | Op::Signal { .. }
+            | Op::Wait { .. }
+            | Op::Reduce { .. } => 0,
+            #[cfg(not(peerlane_workspace))]
             _ => 0,
         };
         bytes.next_multiple_of(PLACE_BYTES)
@@ -232,7 +240,15 @@ unsafe impl CopyEngine for Late {
                     slice.extend([Op::Wait { flag, value: number, reset: false }, *op]);
                     announced = number;
                 }
-                op => slice.push(op),
+                Op::Put { .. }
+                | Op::Get { .. }
+                | Op::PutRows { .. }
+                | Op::GetRows { .. }
+                | Op::Signal { .. }
+                | Op::Wait { .. }
+                | Op::Reduce { .. } => slice.push(*op),
+                #[cfg(not(peerlane_workspace))]
+                _ => slice.push(*op),
             }
             offset += self.room(op);
         }

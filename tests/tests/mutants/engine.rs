@@ -284,20 +284,14 @@ impl Mutant {
 }
 
 fn halves(op: HostOp<'_>) -> Vec<Vec<HostOp<'_>>> {
-    match op {
-        Op::Signal { flag, value } => {
-            vec![vec![Op::Signal { flag, value: value & 0xFFFF_FFFF }], vec![op]]
-        }
-        op => vec![vec![op]],
-    }
+    let Op::Signal { flag, value } = op else { return vec![vec![op]] };
+    vec![vec![Op::Signal { flag, value: value & 0xFFFF_FFFF }], vec![op]]
 }
 
 /// A wait that wants the flag to be more than there can be.
 fn never(op: HostOp<'_>) -> HostOp<'_> {
-    match op {
-        Op::Wait { flag, reset, .. } => Op::Wait { flag, value: u64::MAX, reset },
-        op => op,
-    }
+    let Op::Wait { flag, reset, .. } = op else { return op };
+    Op::Wait { flag, value: u64::MAX, reset }
 }
 
 // SAFETY: it breaks the contract only in ways that the checks of this test find, in memory of the test.

@@ -159,7 +159,11 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
                     };
                     (self.peer_set.peer_of(region)?, Some(Command::Signal { flag, value }))
                 }
-                op => unreachable!("the check of the slice refuses a {}", op.name()),
+                Op::PutRows { .. } | Op::GetRows { .. } | Op::Wait { .. } | Op::Reduce { .. } => {
+                    return Err(Fault::refused_op(op));
+                }
+                #[cfg(not(peerlane_workspace))]
+                _ => return Err(Fault::refused_op(op)),
             };
             let command = command.map(|command| PeerCommand { peer: peer.index(), command });
             self.commands.extend(command);

@@ -177,13 +177,20 @@ impl NcclPath {
         let (output_blocks, own) = match collective {
             Collective::AllGather => (vec![bytes; comm.ranks()], rank.index() as u64 * bytes),
             Collective::ReduceScatter => (vec![block_bytes[rank.index()]], 0),
-            _ if collective.is_receiver(rank) => (vec![bytes], 0),
+            Collective::Broadcast { .. }
+            | Collective::AllToAll
+            | Collective::Gather { .. }
+            | Collective::Scatter { .. }
+            | Collective::AllReduce
+            | Collective::Reduce { .. } => {
+                (vec![bytes; usize::from(collective.is_receiver(rank))], 0)
+            }
+            #[cfg(not(peerlane_workspace))]
             _ => (Vec::new(), 0),
         };
-        let count = match collective {
-            Collective::ReduceScatter => block_bytes[rank.index()],
-            _ => bytes,
-        };
+        // NCCL counts the elements of one block, which in a reduce-scatter is the output.
+        let is_scattered = collective == Collective::ReduceScatter;
+        let count = if is_scattered { block_bytes[rank.index()] } else { bytes };
         let output = output.address();
         let input = if *in_place { output + own } else { input.address() };
         let operation = NcclOperation {

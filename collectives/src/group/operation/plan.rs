@@ -110,11 +110,11 @@ impl OperationPlan {
         // In place, additions would overwrite what other lanes still send.
         let can_be_whole = collective == Collective::AllReduce && !in_place;
         let is_whole = can_be_whole && adds_whole(&blocks, topology, tiers, links);
-        match collective {
+        if is_whole {
             // Every rank adds everything.
-            Collective::AllReduce if is_whole => collective = Collective::ReduceScatter,
-            Collective::AllReduce => blocks = parts(&blocks)?,
-            _ => {}
+            collective = Collective::ReduceScatter;
+        } else if collective == Collective::AllReduce {
+            blocks = parts(&blocks)?;
         }
         let layout_of = |chunks| {
             let layout = Layout::of_blocks(collective, blocks.clone(), chunks)?;
