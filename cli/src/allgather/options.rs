@@ -226,7 +226,7 @@ impl Options {
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
         let limited = [
-            ("--vs", self.vs.is_some() && !is_reduction, "all-gathers and reductions"),
+            ("--vs", self.vs.is_some() && !nccl::has(collective), "collectives of NCCL"),
             ("--limit", self.limit && is_reduction, "collectives that only copy"),
         ];
         if let Some((option, _, of)) = limited.into_iter().find(|(_, given, _)| *given) {

@@ -55,6 +55,17 @@ pub(crate) struct Window {
     raw: *mut sys::Window,
 }
 
+/// Returns whether NCCL has the collective as one call, which [`Communicator::start`] makes.
+pub(crate) fn has(collective: Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllGather
+            | Collective::AllReduce
+            | Collective::ReduceScatter
+            | Collective::Reduce { .. }
+    )
+}
+
 impl Nccl {
     /// Loads NCCL from `given` or from the usual folders, and checks its version.
     pub(crate) fn open(given: Option<&Path>) -> Result<Rc<Self>> {
@@ -179,7 +190,9 @@ impl Communicator {
             Collective::Broadcast { .. }
             | Collective::AllToAll
             | Collective::Gather { .. }
-            | Collective::Scatter { .. } => return Err(unsupported()),
+            | Collective::Scatter { .. }
+            | Collective::Scan
+            | Collective::Exscan => return Err(unsupported()),
             #[cfg(not(peerlane_workspace))]
             _ => return Err(unsupported()),
         };

@@ -174,22 +174,15 @@ impl NcclPath {
         let Options { goal, dtype, in_place, .. } = options;
         let (collective, rank) = (goal.collective, comm.rank());
         let bytes: u64 = block_bytes.iter().sum();
-        let (output_blocks, own) = match collective {
-            Collective::AllGather => (vec![bytes; comm.ranks()], rank.index() as u64 * bytes),
-            Collective::ReduceScatter => (vec![block_bytes[rank.index()]], 0),
-            Collective::Broadcast { .. }
-            | Collective::AllToAll
-            | Collective::Gather { .. }
-            | Collective::Scatter { .. }
-            | Collective::AllReduce
-            | Collective::Reduce { .. } => {
-                (vec![bytes; usize::from(collective.is_receiver(rank))], 0)
-            }
-            #[cfg(not(peerlane_workspace))]
-            _ => (Vec::new(), 0),
+        let (output_blocks, own) = if collective.has_output_block_per_provider() {
+            (vec![bytes; comm.ranks()], rank.index() as u64 * bytes)
+        } else if collective.has_input_block_per_receiver() {
+            (vec![block_bytes[rank.index()]], 0)
+        } else {
+            (vec![bytes; usize::from(collective.is_receiver(rank))], 0)
         };
         // NCCL counts the elements of one block, which in a reduce-scatter is the output.
-        let is_scattered = collective == Collective::ReduceScatter;
+        let is_scattered = collective.has_input_block_per_receiver();
         let count = if is_scattered { block_bytes[rank.index()] } else { bytes };
         let output = output.address();
         let input = if *in_place { output + own } else { input.address() };
