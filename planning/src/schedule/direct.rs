@@ -17,7 +17,7 @@
 
 use peerlane_hal::Rank;
 
-use super::estimate::{CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
+use super::estimate::{CostRequest, EffectiveLink, PathEstimate, Term, Traffic, sum};
 use super::steps::{
     PeerLane, arrived, cells, contributed, peer_lanes, put, ready, reduce, self_copy, signal, wait,
     writable,
@@ -361,8 +361,10 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let mates = if request.has_network() { node_ranks - 1 } else { sums.ranks - 1 };
     let others = sums.ranks - 1 - mates;
     let among = if others == 0 { sums.total_bytes } else { sums.node_bytes(node_ranks) };
-    let near = LaneTime::new(request, &local, mates, among, Some(&own));
-    let mut far = LaneTime::new(request, &network, others, sums.total_bytes, None);
+    let near = LaneTime::new(request, [&local, &own], mates, among);
+    let mut far = LaneTime::new(request, [&network, &own], others, sums.total_bytes);
+    // Lane 0 makes the self copy, which can hide a part of its wait for `ready`.
+    far.ready = request.ready(&network, others, None);
     if others > 0 {
         // The lane starts on a flag from lane 0, and ends with one to it.
         far.ready = far.ready.saturating_add(own.hop);
@@ -381,12 +383,14 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let mut path = if is_far { far } else { near };
     if one_thread {
         // Two lanes of one thread take turns.
+        path.ready = path.ready.max(far.ready);
         path.puts = path.puts.saturating_add(far.puts);
         path.flags = path.flags.saturating_add(far.flags);
         path.hop = path.hop.max(far.hop);
     }
 
-    let puts = near.puts.max(far.puts);
+    let busy = |lane: &LaneTime| lane.puts.saturating_add(lane.flags);
+    let puts = busy(&near).max(busy(&far));
     let copied = if is_apart {
         request.rest_of_self_copy(&own, puts)
     } else if is_far && delays_lane {
@@ -430,7 +434,8 @@ struct LaneTime {
     ready: u64,
     /// The time of all puts or gets, or of the transfers by the peers if these take longer.
     puts: u64,
-    /// The time of the signals and waits that announce copies.
+    /// The time of the waits for `ready`, and of the signals and waits that announce copies, as far
+    /// as it is not hidden behind copies in flight.
     flags: u64,
     /// The time until the last flag of a peer is visible.
     hop: u64,
@@ -440,13 +445,12 @@ impl LaneTime {
     /// Predicts the times of a lane with `peers` peers.
     ///
     /// `among` is the total bytes of the blocks that can move in the lane, and `own` is the link of
-    /// the self copy, if the lane makes it.
+    /// a rank to itself, which has the time of its waits.
     fn new(
         request: &CostRequest<'_>,
-        link: &EffectiveLink,
+        [link, own]: [&EffectiveLink; 2],
         peers: u64,
         among: u64,
-        own: Option<&EffectiveLink>,
     ) -> Self {
         if peers == 0 {
             return Self::default();
@@ -467,13 +471,19 @@ impl LaneTime {
         // Ranks signal `arrived` for each chunk, but `taken` only once, after all gets from a peer.
         let flags = |blocks: u64| if pull { blocks } else { blocks.saturating_mul(chunks) };
         let signals = request.flags(link, flags(copied_blocks));
-        let waits = request.flags(link, flags(other_blocks));
+        let waits = request.flags(own, flags(other_blocks));
+        // Only the first of the waits for `ready` counts there.
+        let ready = request.ready(link, peers, Some(own));
+        let ready_waits = if ready > 0 { request.flags(own, copied_blocks) } else { 0 };
+        let all_flags = sum([ready_waits, signals, waits]);
 
+        let puts = copies.max(link.receives(other_bytes));
+        let copied = (count, copied_bytes);
         Self {
             count,
-            ready: request.ready(link, peers, own),
-            puts: copies.max(link.receives(other_bytes)),
-            flags: signals.saturating_add(waits),
+            ready,
+            puts,
+            flags: link.unhidden_flags(pull, copied, puts, all_flags),
             hop: link.hop,
         }
     }

@@ -307,6 +307,45 @@ impl EffectiveLink {
         self.copies(self.get, self.get_flow, count, bytes)
     }
 
+    /// Returns by how much flags between copies, which take the time `flags`, lengthen `copies`.
+    ///
+    /// `copies` is the time of `count` puts, or of gets with `gets`, that move `bytes` bytes. If
+    /// several copies can be in flight, flags only cost time where the lane is busy and not the
+    /// link.
+    pub(crate) fn unhidden_flags(
+        &self,
+        gets: bool,
+        (count, bytes): (u64, u64),
+        copies: u64,
+        flags: u64,
+    ) -> u64 {
+        if self.in_flight == 1 || count == 0 {
+            return flags;
+        }
+
+        let (each, flow) = if gets { (self.get, self.get_flow) } else { (self.put, self.flow) };
+        let last = transfer_picoseconds(bytes / count, self.shared_rate(flow, 1));
+        let lane = count.saturating_mul(each).saturating_add(last).saturating_add(flags);
+        lane.saturating_sub(copies)
+    }
+
+    /// Returns to how many of `peers` peers bytes move at the same time, if a lane puts `chunks`
+    /// chunks with `bytes` bytes in all to one peer after the other.
+    ///
+    /// The puts to one peer follow each other, but those to the next ones begin meanwhile.
+    pub(crate) fn peers_at_once(&self, peers: u64, chunks: u64, bytes: u64) -> u64 {
+        let issued = self.put.saturating_add(self.step).saturating_mul(chunks).max(1);
+        let transfer = transfer_picoseconds(bytes, self.shared_rate(self.flow, 1));
+        let begun = (transfer / issued).saturating_add(1);
+        begun.min(self.in_flight.div_ceil(chunks)).min(peers)
+    }
+
+    /// Returns the link as one of `directions` lanes gets it, which copy at the same time.
+    pub(crate) fn shared_by(&self, directions: u64) -> Self {
+        let send = self.send / directions as f64;
+        Self { flow: self.flow.min(send), lane: self.lane.min(send), ..*self }
+    }
+
     /// Returns the additional time of `count` puts that forward `bytes` bytes received from a peer.
     pub(crate) fn passed_on(&self, count: u64, bytes: u64) -> u64 {
         let first = count.saturating_mul(self.passed_on_put);

@@ -396,8 +396,11 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let ready_home = request.ready(&local, mates, Some(&own));
     let ready_network = request.ready(&network, between.targets, None);
 
-    // The path over the network: all chunks arrive, and the last of them are distributed.
-    let at_once = sums.entering_from_one(node_ranks);
+    // The path over the network: all chunks arrive, and the last of them are distributed. Blocks of
+    // nodes that send at the same time arrive at the same time, and lane 0 distributes one after
+    // the other.
+    let waiting = between.senders.saturating_sub(1).saturating_mul(request.chunks());
+    let at_once = sums.entering_from_one(node_ranks).saturating_mul(waiting.saturating_add(1));
     let tail = if between.time > 0 { spread_cells(cell, at_once) } else { 0 };
     // Lane 0 signals lane 1 that the operation has begun.
     let go = if between.time > 0 { own.hop } else { 0 };
@@ -480,7 +483,9 @@ struct NetworkTime {
     work: u64,
     /// The time until all chunks have been put and received.
     time: u64,
-    /// The time that the first put takes.
+    /// The number of nodes to which, and from which, bytes move at the same time.
+    senders: u64,
+    /// The time until the first chunk has been put.
     first: u64,
     /// The time until a signal is visible in another node.
     hop: u64,
@@ -517,7 +522,10 @@ impl NetworkTime {
             .saturating_add(passed_on)
             .saturating_add(flags);
 
-        let first = link.puts(1, request.chunk_bytes());
+        // In a ring all bytes go to the next node. Otherwise puts to different nodes share the
+        // link.
+        let senders = if ring { 1 } else { link.peers_at_once(others, chunks, block) };
+        let first = link.puts(senders, request.chunk_bytes().saturating_mul(senders));
         // A ring waits at every hop but the first, unless it puts other chunks in the meantime.
         let bubble = if ring {
             let others_chunks = first.saturating_mul(chunks * entering.div_ceil(others) - 1);
@@ -534,6 +542,7 @@ impl NetworkTime {
             puts,
             work,
             time,
+            senders,
             first,
             hop: link.hop,
         }

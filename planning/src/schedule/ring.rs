@@ -467,11 +467,22 @@ struct HopLinks {
 impl HopLinks {
     fn new(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> Self {
         let links = request.links;
+        let local = EffectiveLink::new(links, Some(Tier::Local), node_ranks, node_ranks);
+        // The ring leaves each node once in each direction.
+        let network = EffectiveLink::new(links, Some(Tier::Network), node_ranks, ways);
+
+        // Both directions of a rank use the same link, unless one of them leaves the node: their
+        // puts begin together, and share the rate.
+        let share_local = !request.has_network() || node_ranks > 2;
+        let share_network = node_ranks == 1;
+        let shared = |link: EffectiveLink, is_shared| match is_shared {
+            true => link.shared_by(ways),
+            false => link,
+        };
         Self {
             inside: !request.has_network() || node_ranks > 1,
-            local: EffectiveLink::new(links, Some(Tier::Local), node_ranks, node_ranks),
-            // The ring leaves each node once in each direction.
-            network: EffectiveLink::new(links, Some(Tier::Network), node_ranks, ways),
+            local: shared(local, share_local),
+            network: shared(network, share_network),
         }
     }
 

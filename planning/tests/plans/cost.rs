@@ -297,12 +297,17 @@ fn choosing_for_16384_ranks_takes_no_time() {
 fn unlike_blocks_go_around_a_ring() {
     let topology = Topology::flat(4).unwrap();
     let links = Links::default();
+    // Assumed links leave the simpler algorithm a margin of 20 %.
+    let asked = |blocks: &[u64]| {
+        let question = Question { measured: true, ..question(&topology, blocks, &links) };
+        cost::choose(&question).unwrap()
+    };
     for total in [64 * MIB, 256 * MIB, 1024 * MIB] {
         let blocks = [1, 2, 3, 4].map(|share| total / 10 * share);
-        let choice = cost::choose(&question(&topology, &blocks, &links)).unwrap();
-        assert_eq!(choice.algorithm, Algorithm::Ring, "{choice}");
-        let blocks = [total / 4; 4];
-        let choice = cost::choose(&question(&topology, &blocks, &links)).unwrap();
+        let choice = asked(&blocks);
+        let rings = [Algorithm::Ring, Algorithm::DoubleRing];
+        assert!(rings.contains(&choice.algorithm), "{choice}");
+        let choice = asked(&[total / 4; 4]);
         assert_eq!(choice.algorithm, Algorithm::Direct, "{choice}");
     }
 }

@@ -10,6 +10,7 @@
 
 mod algorithms;
 mod by_hand;
+mod choice;
 mod faults;
 mod formulas;
 mod golden;
