@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 
-use peerlane_hal::{DType, Operator, Reducer, Reduction};
+use peerlane_hal::{DType, ElementKind, Operator, Reducer, Reduction};
 use peerlane_toolkit::device::{DevicePtr, ReduceCalls, StreamHandle};
 
 use crate::device::Context;
@@ -58,18 +58,20 @@ struct Recipe {
 impl Recipe {
     fn new(reduction: Reduction) -> Self {
         let (operator, dtype) = (reduction.operator(), reduction.dtype());
-        let kernel_type = match dtype {
-            DType::I8 => DType::U8,
-            DType::I16 => DType::U16,
-            DType::I32 => DType::U32,
-            DType::I64 => DType::U64,
-            other => other,
+        let is_signed = dtype.kind() == ElementKind::Signed;
+        // Signed integers use the kernel of the unsigned ones of their size.
+        let has_kernel = |kernel: &DType| match is_signed {
+            true => kernel.kind() == ElementKind::Unsigned && kernel.bytes() == dtype.bytes(),
+            false => *kernel == dtype,
         };
+        let of_type = TYPES.iter().position(has_kernel);
+        let of_type = of_type.expect("a kernel for every type that `Reduction::new` accepts");
+
         // The sign bit of each element in a word.
         let bits = 8 * dtype.bytes();
         let sign =
             (0..u64::BITS as usize / bits).fold(0, |sign, at| sign | 1 << (bits * (at + 1) - 1));
-        let order = if dtype == kernel_type { 0 } else { sign };
+        let order = if is_signed { sign } else { 0 };
         let flip = match operator {
             Operator::Max => order,
             Operator::Min if dtype.is_float() => sign,
@@ -78,8 +80,6 @@ impl Recipe {
             #[cfg(not(peerlane_workspace))]
             _ => 0,
         };
-        let of_type = TYPES.iter().position(|dtype| *dtype == kernel_type);
-        let of_type = of_type.expect("`Reduction::new` refuses other types");
         let is_sum = matches!(operator, Operator::Sum | Operator::Average);
         let divides = operator == Operator::Average;
         Self { kernel: (of_type, usize::from(!is_sum)), flip, divides }

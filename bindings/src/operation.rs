@@ -5,11 +5,12 @@ use std::fmt;
 use std::time::Duration;
 
 use peerlane::collective::Collective;
+use peerlane::element::with_element;
 use peerlane::group::{Matrix, OperationBuilder, Report};
 use peerlane::hal::BackendId;
 use peerlane::{
     Algorithm, BlockLens, DType, Deadline, Element, Error, ErrorKind, Group, MemoryRange,
-    Operation, Operator, OwnedStart, Part, Window, element,
+    Operation, Operator, OwnedStart, Part, Window,
 };
 
 use crate::report;
@@ -88,27 +89,7 @@ impl Request {
     /// As [`OperationBuilder::prepare`].
     pub fn prepare(self, group: &mut Group) -> Result<AnyOperation, Error> {
         let backend = group.selection().local;
-        let state = match self.dtype {
-            DType::U8 => self.prepare_as::<u8>(group),
-            DType::U16 => self.prepare_as::<u16>(group),
-            DType::U32 => self.prepare_as::<u32>(group),
-            DType::U64 => self.prepare_as::<u64>(group),
-            DType::I8 => self.prepare_as::<i8>(group),
-            DType::I16 => self.prepare_as::<i16>(group),
-            DType::I32 => self.prepare_as::<i32>(group),
-            DType::I64 => self.prepare_as::<i64>(group),
-            DType::F8E4M3 => self.prepare_as::<element::F8E4M3>(group),
-            DType::F8E5M2 => self.prepare_as::<element::F8E5M2>(group),
-            DType::F16 => self.prepare_as::<half::f16>(group),
-            DType::Bf16 => self.prepare_as::<half::bf16>(group),
-            DType::F32 => self.prepare_as::<f32>(group),
-            DType::F64 => self.prepare_as::<f64>(group),
-            #[cfg(not(peerlane_workspace))]
-            dtype => {
-                let text = format!("the element type {dtype} is not supported");
-                Err(group.refuse(invalid(text)))
-            }
-        }?;
+        let state = with_element!(self.dtype, T => self.prepare_as::<T>(group))?;
         Ok(AnyOperation { state, backend })
     }
 

@@ -45,7 +45,7 @@ static void operations(peerlane_group *group, peerlane_window *of_another) {
     int foreign = 0;
     PREPARE_REFUSED(header_version, 77, "header_version is 77");
     PREPARE_REFUSED(collective, 99, "collective is 99, expected 0 to 7");
-    PREPARE_REFUSED(dtype, 99, "dtype is 99, expected 0 to 13");
+    PREPARE_REFUSED(dtype, 99, "dtype is 99, expected 0 to 15");
     PREPARE_REFUSED(reduction, 99, "reduction is 99, expected 0 to 3");
     PREPARE_REFUSED(algorithm, "guess", "guess");
     PREPARE_REFUSED(algorithm, "\xff", "algorithm is not UTF-8");
@@ -54,6 +54,16 @@ static void operations(peerlane_group *group, peerlane_window *of_another) {
     PREPARE_REFUSED(output, (peerlane_window *)group, "another kind");
     PREPARE_REFUSED(output, of_another, "another group");
     PREPARE_REFUSED(count, SIZE_MAX, "which exceed the address space");
+
+    // These only move.
+    const uint32_t moved[] = {PEERLANE_DTYPE_F8E4M3, PEERLANE_DTYPE_F8E8M0, PEERLANE_DTYPE_COMPLEX64};
+    const char *names[] = {"dtype is f8e4m3", "dtype is f8e8m0", "dtype is complex64"};
+    for (int at = 0; at < 3; at++) {
+        peerlane_operation_options sum = good();
+        sum.collective = PEERLANE_COLLECTIVE_ALL_REDUCE;
+        if (rank == 1) sum.dtype = moved[at];
+        REFUSED(peerlane_operation_prepare(group, &sum, &operation), names[at]);
+    }
 
     peerlane_operation_options options = good();
     REFUSED(peerlane_operation_prepare(group, ON_1(NULL, &options), &operation), "options is NULL");

@@ -28,6 +28,17 @@ int main() try {
         }
         EXPECT(!gather.report().empty());
     }
+    {
+        using Complex = std::complex<float>;
+        auto gather = group.prepare(peerlane::operation_options(PEERLANE_COLLECTIVE_ALL_GATHER, peerlane::dtype<Complex>, 3));
+        Complex *input = gather.input().as<Complex>();
+        for (int at = 0; at < 3; at++) input[at] = Complex(static_cast<float>(rank), static_cast<float>(at));
+        gather.start();
+        while (!gather.wait_for(std::chrono::milliseconds(100))) {}
+        EXPECT(gather.output().bytes == ranks * 3 * sizeof(Complex));
+        const Complex *output = gather.output().as<Complex>();
+        for (std::uint32_t at = 0; at < 3 * ranks; at++) EXPECT(output[at] == Complex(static_cast<float>(at / 3), static_cast<float>(at % 3)));
+    }
     auto part = group.split(rank % 2, 0);
     EXPECT(part.has_value());
     auto window = part->allocate(64);

@@ -112,6 +112,10 @@ typedef enum {
   PEERLANE_DTYPE_F32 = 12,
   // `double`
   PEERLANE_DTYPE_F64 = 13,
+  // A power of two by the 8 bits of its exponent; it cannot be reduced.
+  PEERLANE_DTYPE_F8E8M0 = 14,
+  // Two `float`, the real part first; it cannot be reduced.
+  PEERLANE_DTYPE_COMPLEX64 = 15,
 } peerlane_dtype;
 
 // How a reduction joins elements.

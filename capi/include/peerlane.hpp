@@ -8,6 +8,7 @@
 #define PEERLANE_HPP
 
 #include <chrono>
+#include <complex>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
@@ -109,6 +110,7 @@ template <> struct DType<std::int32_t> { static constexpr std::uint32_t value = 
 template <> struct DType<std::int64_t> { static constexpr std::uint32_t value = PEERLANE_DTYPE_I64; };
 template <> struct DType<float> { static constexpr std::uint32_t value = PEERLANE_DTYPE_F32; };
 template <> struct DType<double> { static constexpr std::uint32_t value = PEERLANE_DTYPE_F64; };
+template <> struct DType<std::complex<float>> { static constexpr std::uint32_t value = PEERLANE_DTYPE_COMPLEX64; };
 
 }  // namespace detail
 

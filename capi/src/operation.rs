@@ -141,7 +141,9 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
 
     let collective = numbered("collective", options.collective, Collective::ALL.iter().copied())?;
     let operator = numbered("reduction", options.reduction, Operator::ALL)?;
-    let dtype = numbered("dtype", options.dtype, DType::ALL)?;
+    let mut dtypes = DType::ALL;
+    dtypes.sort_by_key(|dtype| dtype.c_number());
+    let dtype = numbered("dtype", options.dtype, dtypes)?;
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
     let algorithm = algorithm.map(str::parse).transpose();

@@ -36,7 +36,7 @@ pub mod wire;
 
 pub use deadline::Deadline;
 pub use dynamic::{DynEngine, DynError, DynFabric, DynImport, DynKey};
-pub use element::{DType, UnknownName};
+pub use element::{DType, ElementKind, UnknownName};
 pub use engine::{
     At, Caps, CopyEngine, Flag, Op, Reducer, Rows, SharedQueues, Stream, StreamOrdered, Ticket,
     stream_of,

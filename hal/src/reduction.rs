@@ -66,7 +66,7 @@ pub struct Reduction {
 /// An error that says why a type of elements has no such reduction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoReduction {
-    /// The type has no arithmetic, as 8-bit floating-point numbers.
+    /// The type has no arithmetic, as 8-bit floating-point numbers and complex numbers.
     #[error("dtype is {0}, expected an integer, f16, bf16, f32 or f64 in a reduction")]
     Elements(DType),
     /// Integers of this type have no average.
@@ -81,7 +81,8 @@ impl Reduction {
     /// Creates the reduction of elements of a type by an operator.
     ///
     /// # Errors
-    /// Returns [`NoReduction`] for 8-bit floating-point numbers, and for averages of integers.
+    /// Returns [`NoReduction`] for 8-bit floating-point numbers and complex numbers, and for averages of
+    /// integers.
     pub const fn new(operator: Operator, dtype: DType) -> Result<Self, NoReduction> {
         if arithmetic(dtype).is_none() {
             return Err(NoReduction::Elements(dtype));
@@ -116,26 +117,31 @@ impl Reduction {
     }
 }
 
+/// Returns the function of each type, whose kind says whether there is one.
+macro_rules! arithmetic_of {
+    (
+        ($dtype:ident)
+        $($(#[$doc:meta])* $variant:ident = $name:literal: $kind:ident $element:ident, $($field:ident $value:literal),*;)*
+    ) => {
+        match $dtype {
+            $(DType::$variant => arithmetic_of!($kind $element),)*
+        }
+    };
+    (Float f16) => { Some(reduce::<Half>) };
+    (Float bf16) => { Some(reduce::<BFloat>) };
+    (Unsigned $element:ident) => { Some(reduce::<$element>) };
+    (Signed $element:ident) => { Some(reduce::<$element>) };
+    (Float $element:ident) => { Some(reduce::<$element>) };
+    (Float8 $element:ident) => { None };
+    (Complex $element:ident) => { None };
+}
+
 /// A function that combines elements of one type, whose number is the last argument.
 type Arithmetic = unsafe fn(Operator, *mut u8, &[*const u8], usize);
 
 /// Returns the function that combines elements of a type, or `None` if they cannot be combined.
 const fn arithmetic(dtype: DType) -> Option<Arithmetic> {
-    Some(match dtype {
-        DType::U8 => reduce::<u8>,
-        DType::U16 => reduce::<u16>,
-        DType::U32 => reduce::<u32>,
-        DType::U64 => reduce::<u64>,
-        DType::I8 => reduce::<i8>,
-        DType::I16 => reduce::<i16>,
-        DType::I32 => reduce::<i32>,
-        DType::I64 => reduce::<i64>,
-        DType::F16 => reduce::<Half>,
-        DType::Bf16 => reduce::<BFloat>,
-        DType::F32 => reduce::<f32>,
-        DType::F64 => reduce::<f64>,
-        DType::F8E4M3 | DType::F8E5M2 => return None,
-    })
+    crate::element_types!([arithmetic_of](dtype))
 }
 
 /// # Safety
@@ -521,10 +527,14 @@ mod tests {
             text(Operator::Average, DType::I32),
             "operator is average for dtype i32, expected sum, max or min for integers"
         );
-        assert_eq!(
-            text(Operator::Sum, DType::F8E4M3),
-            "dtype is f8e4m3, expected an integer, f16, bf16, f32 or f64 in a reduction"
-        );
+        for dtype in [DType::F8E4M3, DType::F8E5M2, DType::F8E8M0, DType::Complex64] {
+            assert_eq!(
+                text(Operator::Sum, dtype),
+                format!(
+                    "dtype is {dtype}, expected an integer, f16, bf16, f32 or f64 in a reduction"
+                )
+            );
+        }
         assert_eq!(
             "product".parse::<Operator>().unwrap_err().to_string(),
             r#"operator is "product", expected one of sum, max, min, average"#

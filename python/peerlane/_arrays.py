@@ -13,22 +13,17 @@ from peerlane._errors import InvalidArgument
 CPU = (1, 0)
 _CUDA, _ROCM = 2, 10
 
-_DTYPES = {
-    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64",
-    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
-    "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
-    "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
-}  # fmt: skip
+_TYPES = _native.element_types()
+# The names by those of NumPy, PyTorch and `ml_dtypes`.
+_DTYPES = {python: name for name, python, _, _ in _TYPES}
+TORCH_NAMES = {name: python for name, python, _, _ in _TYPES}
 # The types of NumPy; unsigned integers for those that it lacks.
-NUMPY_NAMES = {name: other for other, name in _DTYPES.items()} | {"bf16": "uint16", "f8e4m3": "uint8", "f8e5m2": "uint8"}
-ITEMSIZE = {
-    "u8": 1, "u16": 2, "u32": 4, "u64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
-    "f8e4m3": 1, "f8e5m2": 1, "f16": 2, "bf16": 2, "f32": 4, "f64": 8,
-}  # fmt: skip
-# Types that only move, by their names in NumPy, PyTorch and `ml_dtypes`, with the bytes of an element.
+NUMPY_NAMES = {name: in_numpy for name, _, in_numpy, _ in _TYPES}
+ITEMSIZE = {name: size for name, _, _, size in _TYPES}
+# Other types, which only move, by their names in NumPy, PyTorch and `ml_dtypes`, with the bytes of an element.
 _MOVED = {
-    "bool": 1, "complex32": 4, "complex64": 8, "complex128": 16, "float4_e2m1fn_x2": 1, "float8_e3m4": 1, "float8_e4m3": 1,
-    "float8_e4m3b11fnuz": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "bool": 1, "complex32": 4, "complex128": 16, "float4_e2m1fn_x2": 1, "float8_e3m4": 1, "float8_e4m3": 1,
+    "float8_e4m3b11fnuz": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
 }  # fmt: skip
 # The kinds of numbers in formats of the buffer protocol, whose sizes are those of the elements: "l" has 4 or 8 bytes.
 _FORMATS = {**dict.fromkeys("bhilqn", "int"), **dict.fromkeys("BHILQN", "uint"), **dict.fromkeys("efd", "float")}

@@ -301,7 +301,7 @@ class Group:
         is taken from the system when it is first used. `OutOfMemory` says how much each rank holds.
 
         Returns an array of NumPy, or on GPUs a tensor of PyTorch (`peerlane.torch.empty` returns a tensor on both). The values are undefined. NumPy has no
-        "bf16", "f8e4m3" and "f8e5m2", so on the host an array of these has unsigned integers, which cannot stand for them in reductions.
+        "bf16" and no floats of 8 bits, so on the host an array of these has unsigned integers, which cannot stand for them in reductions.
         """
         if self._native.memory_device != (1, 0):
             from peerlane.torch import empty

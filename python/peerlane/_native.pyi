@@ -173,6 +173,12 @@ class Borrowed:
 def buffer(array: Any) -> tuple[int, int, bool]:
     """Returns address, bytes and whether it is read-only of an object with the buffer protocol."""
 
+def element_types() -> list[tuple[str, str, str, int]]:
+    """Returns all element types: the name, the name in PyTorch, that in NumPy, and the bytes of an element.
+
+    For a type that NumPy lacks, its name is that of unsigned integers.
+    """
+
 def from_dlpack(name: str, array: Any) -> tuple[int, int, str, tuple[int, int], tuple[bool, bool] | None, Borrowed]:
     """Returns address, bytes, name of the type and device of an array with `__dlpack__`, and the owner of the memory.
 

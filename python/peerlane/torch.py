@@ -18,7 +18,7 @@ from peerlane import _native
 from peerlane import group as default_group
 from peerlane import open as open_group
 from peerlane._arguments import shown, wholes
-from peerlane._arrays import NUMPY_NAMES, dtype_name
+from peerlane._arrays import TORCH_NAMES, dtype_name
 from peerlane._errors import Error, InvalidArgument, Unavailable, names_call
 from peerlane._group import Group, nbytes_of, shape_of
 
@@ -362,8 +362,7 @@ def _reduction(op: Any) -> str:
 def _dtype(dtype: Any) -> torch.dtype:
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype or torch.get_default_dtype()
-    names = NUMPY_NAMES | {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
-    return getattr(torch, names[dtype_name(dtype)])
+    return getattr(torch, TORCH_NAMES[dtype_name(dtype)])
 
 
 def _own_address() -> str:

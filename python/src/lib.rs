@@ -18,7 +18,7 @@ mod _native {
     #[pymodule_export]
     use super::group::{Exchange, Goal, Group, Hub, Window};
     #[pymodule_export]
-    use super::memory::Memory;
+    use super::memory::{Memory, element_types};
     #[pymodule_export]
     use super::operation::Operation;
 

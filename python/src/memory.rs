@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
+use peerlane::element::ElementKind;
 use peerlane::hal::{BackendId, Space};
 use peerlane::{DType, MemoryRange};
 use pyo3::exceptions::PyBufferError;
@@ -83,48 +84,40 @@ impl Memory {
         let (shape, strides) = ([(nbytes / size).cast_signed()], [size.cast_signed()]);
         Self { address, nbytes, dtype, device, _owner: owner, shape, strides }
     }
-
-    /// Returns the type as in the module `struct`; unsigned integers for types that it lacks.
-    fn format(&self) -> PyResult<&'static CStr> {
-        let format = match self.dtype {
-            DType::U8 | DType::F8E4M3 | DType::F8E5M2 => c"B",
-            DType::I8 => c"b",
-            DType::I16 => c"h",
-            DType::U16 | DType::Bf16 => c"H",
-            DType::I32 => c"i",
-            DType::U32 => c"I",
-            DType::I64 => c"q",
-            DType::U64 => c"Q",
-            DType::F16 => c"e",
-            DType::F32 => c"f",
-            DType::F64 => c"d",
-            #[cfg(not(peerlane_workspace))]
-            other => {
-                let text = format!("the buffer protocol has no format of {other}");
-                return Err(PyBufferError::new_err(text));
-            }
-        };
-        Ok(format)
-    }
 }
 
 /// Returns a type as in DLPack: code and bits.
+fn dlpack_type(dtype: DType) -> (u8, u8) {
+    let bits = u8::try_from(8 * dtype.bytes()).expect("an element has at most 16 bytes");
+    (dtype.dlpack_code(), bits)
+}
+
+/// Returns the letter that NumPy has for the kind of a type, or `None` if it lacks the type.
+fn numpy_kind(dtype: DType) -> Option<&'static str> {
+    match dtype.dlpack_code() {
+        dlpack::INT => Some("i"),
+        dlpack::UINT => Some("u"),
+        dlpack::FLOAT => Some("f"),
+        dlpack::COMPLEX => Some("c"),
+        _ => None,
+    }
+}
+
+/// Returns all element types: the name, the name in PyTorch, that in NumPy, and the bytes of an element.
 ///
-/// # Errors
-/// If DLPack has no such type, or none that this function knows.
-fn dlpack_type(dtype: DType) -> PyResult<(u8, u8)> {
-    let code = match dtype {
-        DType::I8 | DType::I16 | DType::I32 | DType::I64 => dlpack::INT,
-        DType::U8 | DType::U16 | DType::U32 | DType::U64 => dlpack::UINT,
-        DType::F16 | DType::F32 | DType::F64 => dlpack::FLOAT,
-        DType::Bf16 => dlpack::BFLOAT,
-        DType::F8E4M3 => dlpack::FLOAT8_E4M3FN,
-        DType::F8E5M2 => dlpack::FLOAT8_E5M2,
-        #[cfg(not(peerlane_workspace))]
-        other => return Err(PyBufferError::new_err(format!("DLPack has no type {other}"))),
+/// For a type that NumPy lacks, its name is that of unsigned integers.
+#[pyfunction]
+pub(crate) fn element_types() -> Vec<(&'static str, &'static str, &'static str, usize)> {
+    let unsigned = |dtype: DType| {
+        let is_like =
+            |other: &DType| other.kind() == ElementKind::Unsigned && other.bytes() == dtype.bytes();
+        DType::ALL.into_iter().find(is_like).unwrap_or(dtype)
     };
-    let bits = u8::try_from(8 * dtype.bytes()).expect("a type has at most 8 bytes");
-    Ok((code, bits))
+    let row = |dtype: DType| {
+        let in_numpy = if numpy_kind(dtype).is_some() { dtype } else { unsigned(dtype) };
+        (dtype.name(), dtype.python_name(), in_numpy.python_name(), dtype.bytes())
+    };
+    DType::ALL.map(row).to_vec()
 }
 
 pub(crate) fn dtype(name: &str) -> PyResult<DType> {
@@ -220,13 +213,7 @@ impl Memory {
 
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let kind = match dlpack_type(self.dtype)?.0 {
-            dlpack::INT => Some("i"),
-            dlpack::FLOAT => Some("f"),
-            dlpack::UINT => Some("u"),
-            _ => None,
-        };
-        let Some(kind) = kind.filter(|_| self.device.0 != CPU.0) else {
+        let Some(kind) = numpy_kind(self.dtype).filter(|_| self.device.0 != CPU.0) else {
             let text = "only memory of a GPU with a type of NumPy has __cuda_array_interface__";
             return Err(pyo3::exceptions::PyAttributeError::new_err(text));
         };
@@ -257,7 +244,7 @@ impl Memory {
             itemsize: this.strides[0],
             readonly: 0,
             ndim: 1,
-            format: this.format()?.as_ptr().cast_mut(),
+            format: this.dtype.buffer_format().as_ptr().cast_mut(),
             // The view owns the object, which has these numbers and is at a fixed address.
             shape: this.shape.as_ptr().cast_mut(),
             strides: this.strides.as_ptr().cast_mut(),
@@ -284,26 +271,21 @@ pub(crate) mod dlpack {
     pub(crate) const INT: u8 = 0;
     pub(crate) const UINT: u8 = 1;
     pub(crate) const FLOAT: u8 = 2;
-    pub(crate) const BFLOAT: u8 = 4;
-    const COMPLEX: u8 = 5;
+    pub(crate) const COMPLEX: u8 = 5;
     const BOOL: u8 = 6;
-    pub(crate) const FLOAT8_E4M3FN: u8 = 10;
-    pub(crate) const FLOAT8_E5M2: u8 = 12;
 
-    /// The types that only move: code, bits, and the name in NumPy, PyTorch or `ml_dtypes`.
+    /// The types that only move and are not those of Peerlane: code, bits, and the name in NumPy, PyTorch or `ml_dtypes`.
     ///
     /// Handles (code 3) are addresses of one process, and types of 4 and 6 bits share bytes, so both are left out.
-    const MOVED: [(u8, u8, &str); 10] = [
+    const MOVED: [(u8, u8, &str); 8] = [
         (BOOL, 8, "bool"),
         (COMPLEX, 32, "complex32"),
-        (COMPLEX, 64, "complex64"),
         (COMPLEX, 128, "complex128"),
         (7, 8, "float8_e3m4"),
         (8, 8, "float8_e4m3"),
         (9, 8, "float8_e4m3b11fnuz"),
         (11, 8, "float8_e4m3fnuz"),
         (13, 8, "float8_e5m2fnuz"),
-        (14, 8, "float8_e8m0fnu"),
     ];
 
     #[repr(C)]
@@ -392,7 +374,7 @@ pub(crate) mod dlpack {
             return None;
         }
         let element = (tensor.code, tensor.bits);
-        let is_known = |dtype: &DType| super::dlpack_type(*dtype).is_ok_and(|it| it == element);
+        let is_known = |dtype: &DType| super::dlpack_type(*dtype) == element;
         let known = DType::ALL.into_iter().find(is_known).map(DType::name);
         let moved = MOVED.iter().find(|(code, bits, _)| (*code, *bits) == element);
         known.or_else(|| moved.map(|(_, _, name)| *name))
@@ -489,7 +471,7 @@ pub(crate) mod dlpack {
         is_versioned: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let this = memory.get();
-        let (code, bits) = super::dlpack_type(this.dtype)?;
+        let (code, bits) = super::dlpack_type(this.dtype);
         let tensor = Tensor {
             data: ptr::with_exposed_provenance_mut(this.address),
             device: this.device,

@@ -146,6 +146,27 @@ def makers(array):
         yield "buffer", memoryview(array)
 
 
+def types_by_name(group):
+    formats = {"f8e8m0": ("B", "uint8"), "f8e4m3": ("B", "uint8"), "complex64": ("Zf", "complex64"), "bf16": ("H", "uint16")}
+    for name, (format, in_numpy) in formats.items():
+        own = group.empty(3, dtype=name)
+        assert own.dtype == in_numpy
+        operation = group.prepare("all-gather", name, 3)
+        assert memoryview(operation.input).format == format
+        numpy.asarray(operation.input)[:] = filled(in_numpy, 3, group.rank)
+        operation.run()
+        expected = b"".join(filled(in_numpy, 3, rank).tobytes() for rank in range(group.size))
+        assert numpy.asarray(operation.output).tobytes() == expected
+    assert numpy.from_dlpack(group.prepare("all-gather", "complex64", 2).input).dtype == "complex64"
+    for name in ("f8e8m0", "f8e4m3", "complex64"):
+        with pytest.raises(peerlane.InvalidArgument, match=f"dtype is {name}, expected an integer, f16, bf16, f32 or f64"):
+            group.prepare("all-reduce", name, 3)
+
+
+def test_types_are_known_by_their_names():
+    peerlane.spawn(types_by_name, 2)
+
+
 def moves_of_all_types(group):
     size, me = group.size, group.rank
     for dtype in TYPES:

@@ -6,7 +6,7 @@
 
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::Rank;
-use peerlane_tests::simulation::{self, BLOCK_BYTES, Engine, Phase, RANKS, Scenario};
+use peerlane_tests::simulation::{self, BLOCK_BYTES, Elements, Engine, Phase, RANKS, Scenario};
 
 /// So many take well below 40 s in a debug build on two cores.
 const DEFAULT_ROUNDS: u64 = 3;
@@ -68,7 +68,7 @@ fn blocks_around_the_streaming_threshold_arrive_whole() {
     for block_bytes in [STREAMING_BYTES_MIN - 1, STREAMING_BYTES_MIN, STREAMING_BYTES_MIN + 1] {
         for (ranks, in_place) in [(2, false), (3, true)] {
             let engines = vec![Engine::plain(); ranks];
-            let dtype = peerlane_collectives::element::DType::U8;
+            let elements = Elements::U8;
             let (starts, groups, operations) = (2, 1, 1);
             let drawn = Scenario {
                 ranks,
@@ -76,7 +76,7 @@ fn blocks_around_the_streaming_threshold_arrive_whole() {
                 networks: None,
                 in_place,
                 block_bytes,
-                dtype,
+                elements,
                 engines,
                 starts,
                 ..Scenario::draw(0)

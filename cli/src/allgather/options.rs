@@ -92,9 +92,12 @@ pub(crate) struct Options {
     /// copy or add, such as the own block of a GPU, or to a thread that drives the copies
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Set the element type, one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f16, bf16, f32
-    /// and f64
-    #[arg(long, default_value = "u8", value_parser = parse_dtype)]
+    #[arg(
+        long,
+        default_value = "u8",
+        value_parser = parse_dtype,
+        help = format!("Set the element type, one of {}", dtype_names())
+    )]
     pub(crate) dtype: DType,
     /// Also measure the limit of the hardware with plain copies of the same bytes between the same
     /// ranks, without synchronization
@@ -238,7 +241,9 @@ impl Options {
             let advice = "a graph holds several starts, and each would add to the sum of the one before: remove one of the two options";
             return Err(Failure::usage(text).with_advice(advice));
         }
-        if self.vs.is_some() && nccl::data_type(self.dtype).is_none() {
+        // What only moves, NCCL moves as bytes.
+        let has_type = !is_reduction || nccl::data_type(self.dtype).is_some();
+        if self.vs.is_some() && !has_type {
             let text = format!("--dtype {} is not supported by NCCL", self.dtype);
             return Err(Failure::usage(text).with_advice("use another type, or remove --vs"));
         }
@@ -285,7 +290,11 @@ impl Options {
 }
 
 fn parse_dtype(text: &str) -> std::result::Result<DType, String> {
-    text.parse().map_err(|_| format!("expected one of {}", DType::ALL.map(DType::name).join(", ")))
+    text.parse().map_err(|_| format!("expected one of {}", dtype_names()))
+}
+
+fn dtype_names() -> String {
+    DType::ALL.map(DType::name).join(", ")
 }
 
 /// Returns the options that must be equal on all ranks, with the selected backend.
@@ -396,7 +405,7 @@ pub(super) mod tests {
         insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': expected a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': unknown algorithm; expected auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring");
         insta::assert_snapshot!(first_line("--chunks 0"), @"error: invalid value '0' for '--chunks <N>': expected a number of chunks from 1 to 65536");
-        insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f16, bf16, f32, f64");
+        insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f8e8m0, f16, bf16, f32, f64, complex64");
         insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout 1e309"), @"error: invalid value '1e309' for '--timeout <SECONDS>': expected less than 2^64 seconds, such as 30 or 0.5");

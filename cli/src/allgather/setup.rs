@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use peerlane::Algorithm;
 use peerlane::bootstrap::Bootstrap;
+use peerlane::element::with_element;
 use peerlane::group::Report;
 use peerlane::hal::{Fabric, LinkKind};
 use peerlane::planning::cost::{Key, Links};
@@ -21,30 +22,6 @@ use crate::error::{Failure, Result};
 use crate::options::check_needs;
 use crate::ranks::comm::Comm;
 use crate::ranks::data::Numbering;
-
-/// Evaluates an expression with the Rust type that a `DType` stands for.
-macro_rules! with_dtype {
-    ($dtype:expr, $element:ident => $work:expr) => {
-        with_dtype!(@ $dtype, $element => $work;
-            U8 u8, U16 u16, U32 u32, U64 u64, I8 i8, I16 i16, I32 i32, I64 i64,
-            F8E4M3 peerlane::element::F8E4M3, F8E5M2 peerlane::element::F8E5M2,
-            F16 half::f16, Bf16 half::bf16, F32 f32, F64 f64)
-    };
-    (@ $dtype:expr, $element:ident => $work:expr; $($name:ident $rust:ty),*) => {
-        match $dtype {
-            $(peerlane::DType::$name => {
-                type $element = $rust;
-                $work
-            })*
-            #[cfg(not(peerlane_workspace))]
-            other => Err($crate::error::Failure::usage(format!(
-                "--dtype {other} is not supported by this command"
-            ))),
-        }
-    };
-}
-
-pub(super) use with_dtype;
 
 /// The options of a run together with the topology and the links of its open group.
 pub(crate) struct Setup<'a> {
@@ -146,7 +123,7 @@ impl<'a> Setup<'a> {
         block_length: u64,
         variant: Variant,
     ) -> Result<Box<dyn HostOperation>> {
-        with_dtype!(self.options.dtype, T => {
+        with_element!(self.options.dtype, T => {
             Ok(Box::new(self.prepare::<T>(group, block_length, variant)?) as _)
         })
     }

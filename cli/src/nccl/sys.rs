@@ -17,21 +17,23 @@ pub(crate) const SUCCESS: NcclResult = 0;
 /// The NCCL reduction `ncclSum`.
 pub(crate) const SUM: c_int = 0;
 
+/// The element types that NCCL has, with their numbers (`ncclDataType_t`).
+const DATA_TYPES: [(DType, c_int); 10] = [
+    (DType::I8, 0),
+    (DType::U8, 1),
+    (DType::I32, 2),
+    (DType::U32, 3),
+    (DType::I64, 4),
+    (DType::U64, 5),
+    (DType::F16, 6),
+    (DType::F32, 7),
+    (DType::F64, 8),
+    (DType::Bf16, 9),
+];
+
 /// Returns the NCCL data type (`ncclDataType_t`) of elements, or `None` if NCCL has none.
 pub(crate) fn data_type(dtype: DType) -> Option<c_int> {
-    Some(match dtype {
-        DType::I8 => 0,
-        DType::U8 => 1,
-        DType::I32 => 2,
-        DType::U32 => 3,
-        DType::I64 => 4,
-        DType::U64 => 5,
-        DType::F16 => 6,
-        DType::F32 => 7,
-        DType::F64 => 8,
-        DType::Bf16 => 9,
-        _ => return None,
-    })
+    DATA_TYPES.into_iter().find(|(known, _)| *known == dtype).map(|(_, number)| number)
 }
 
 /// The NCCL window flag `NCCL_WIN_COLL_SYMMETRIC`.

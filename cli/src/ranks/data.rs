@@ -135,30 +135,48 @@ impl Content {
     }
 }
 
+/// A floating-point type that can be reduced.
+struct FloatType {
+    dtype: DType,
+    /// The number up to which all integers are exact.
+    exact_max: u64,
+    /// Returns the bits of a small integer.
+    encode: fn(u64) -> u64,
+}
+
+const FLOATS: [FloatType; 4] = [
+    FloatType {
+        dtype: DType::Bf16,
+        exact_max: 1 << 8,
+        encode: |value| u64::from((value as f32).to_bits() >> 16),
+    },
+    FloatType { dtype: DType::F16, exact_max: 1 << 11, encode: half_bits },
+    FloatType {
+        dtype: DType::F32,
+        exact_max: 1 << 24,
+        encode: |value| (value as f32).to_bits().into(),
+    },
+    FloatType { dtype: DType::F64, exact_max: 1 << 24, encode: |value| (value as f64).to_bits() },
+];
+
+fn half_bits(value: u64) -> u64 {
+    let Some(exponent) = value.checked_ilog2().map(u64::from) else { return 0 };
+    (15 + exponent) << 10 | (value << 10 >> exponent) & 0x3ff
+}
+
+fn float_type(dtype: DType) -> Option<&'static FloatType> {
+    FLOATS.iter().find(|float| float.dtype == dtype)
+}
+
 /// Returns the mask of the random bits of an element. It keeps floating-point numbers so small that the sum over all ranks is exact.
 fn mask(dtype: DType, ranks: usize) -> u64 {
-    let largest = match dtype {
-        DType::Bf16 => 1 << 8,
-        DType::F16 => 1 << 11,
-        DType::F32 | DType::F64 => 1 << 24,
-        _ => return u64::MAX,
-    };
-    [7, 3, 1].into_iter().find(|mask| mask * ranks as u64 <= largest).unwrap_or(0)
+    let Some(float) = float_type(dtype) else { return u64::MAX };
+    [7, 3, 1].into_iter().find(|mask| mask * ranks as u64 <= float.exact_max).unwrap_or(0)
 }
 
 /// Returns the bytes of an element, whose value is a small integer if it is a floating-point number.
 fn encode(dtype: DType, value: u64) -> [u8; 8] {
-    let bits = match dtype {
-        DType::F64 => (value as f64).to_bits(),
-        DType::F32 => (value as f32).to_bits().into(),
-        DType::Bf16 => u64::from((value as f32).to_bits() >> 16),
-        DType::F16 if value > 0 => {
-            let exponent = u64::from(value.ilog2());
-            (15 + exponent) << 10 | (value << 10 >> exponent) & 0x3ff
-        }
-        _ => value,
-    };
-    bits.to_le_bytes()
+    float_type(dtype).map_or(value, |float| (float.encode)(value)).to_le_bytes()
 }
 
 /// Assigns test data to the blocks that a rank sends and receives.

@@ -49,7 +49,8 @@ fn odd_sizes_are_rounded_up_to_whole_blocks() {
 
 #[test]
 fn every_type_gathers_in_place_and_out_of_place() {
-    for dtype in ["u8", "i32", "i64", "f16", "bf16", "f32", "f64"] {
+    for dtype in ["u8", "i32", "i64", "f8e4m3", "f8e8m0", "f16", "bf16", "f32", "f64", "complex64"]
+    {
         for place in ["", "--in-place"] {
             let rows = run(&format!("allgather --ranks 2 --dtype {dtype} {place} {SMALL}")).rows();
             check(&rows, 2);

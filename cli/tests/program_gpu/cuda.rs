@@ -396,6 +396,20 @@ fn nccl_is_timed_on_three_paths_in_turn() {
 }
 
 #[test]
+fn nccl_moves_elements_that_it_lacks_as_bytes() {
+    for dtype in ["complex64", "f8e8m0", "i16"] {
+        let line = format!("allgather --backend cuda --ranks 2 --vs nccl --dtype {dtype}");
+        let line = format!("{line} --max-bytes 4K --iterations 2 --warmup 1 --timeout 20 --json -");
+        let mut command = simulated(&line, &[]);
+        let ended = end(command.arg("--nccl").arg(stand_in("simulated_nccl")));
+        for row in check(&ended, 2) {
+            assert_eq!(row["dtype"], dtype);
+            assert!(row["baselines"][0]["baseline_us"].is_number(), "{row}");
+        }
+    }
+}
+
+#[test]
 fn an_unavailable_nccl_path_has_a_reason() {
     let ended = beside_nccl(&[("NCCL_REFUSES", "windows")]);
     for row in check(&ended, 2) {

@@ -1,6 +1,7 @@
 //! Runs all collectives but all-gathers with several lengths on every rank, over one fabric and over two.
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+use peerlane_collectives::element::{Complex64, F8E8M0};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{BlockLens, Group, Operation, OperationBuilder};
 use peerlane_collectives::plan::Algorithm;
@@ -281,4 +282,39 @@ fn copies_that_the_engines_cannot_make_are_refused() {
         group.close()
     })
     .unwrap();
+}
+
+#[test]
+fn elements_that_only_move_arrive_in_windows_and_are_not_reduced() {
+    for ranks in 1..=5 {
+        in_group(ranks, &[Algorithm::Direct], |group, _| {
+            let me = group.rank();
+            let number = |rank: Rank| Complex64 { re: rank.0 as f32, im: -1.5 };
+            let window = group.window::<Complex64>(3 * ranks + 1)?;
+            let mut gather = group.all_gather::<Complex64>(3).output_into(&window, 1).prepare()?;
+            gather.input_mut()?.fill(number(me));
+            gather.run()?;
+            let expected: Vec<_> = Rank::all(ranks).flat_map(|rank| [number(rank); 3]).collect();
+            assert_eq!(*window.slice(1..1 + 3 * ranks)?, expected);
+
+            let mut exponents = group.all_to_all::<F8E8M0>(1).prepare()?;
+            exponents.input_mut()?.fill(F8E8M0(me.0 as u8));
+            exponents.run()?;
+            let expected: Vec<_> = Rank::all(ranks).map(|rank| F8E8M0(rank.0 as u8)).collect();
+            assert_eq!(exponents.output()?, expected);
+
+            let refused = [
+                group.all_reduce::<Complex64>(3).prepare().map(drop).unwrap_err(),
+                group.all_reduce::<F8E8M0>(3).prepare().map(drop).unwrap_err(),
+            ];
+            for (error, dtype) in refused.iter().zip(["complex64", "f8e8m0"]) {
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+                assert!(
+                    error.to_string().contains(&format!("dtype is {dtype}, expected")),
+                    "{error}"
+                );
+            }
+            Ok(())
+        });
+    }
 }

@@ -15,22 +15,22 @@ fn all_reductions() -> impl Iterator<Item = Reduction> {
     pairs.filter_map(|(operator, dtype)| Reduction::new(operator, dtype).ok())
 }
 
+/// The floating-point types, with the bits that random numbers keep and those that are set.
+const FLOATS: [(DType, u64, u64); 4] = [
+    (DType::F16, 0x87ff, 0x3800),
+    (DType::Bf16, 0x80ff, 0x3f00),
+    (DType::F32, 0x80ff_ffff, 0x3f00_0000),
+    (DType::F64, 0x801f_ffff_ffff_ffff, 0x3fe0_0000_0000_0000),
+];
+
 /// Returns bytes that are numbers of moderate size in every type.
 fn numbers(reduction: Reduction, seed: u64, count: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let (dtype, bytes) = (reduction.dtype(), reduction.dtype().bytes());
-    let number = |_| {
-        let bits = random.u64(..);
-        // Of a floating-point number the exponent is that of a number from 0.5 to 2.
-        let number = match dtype {
-            DType::F16 => bits & 0x87ff | 0x3800,
-            DType::Bf16 => bits & 0x80ff | 0x3f00,
-            DType::F32 => bits & 0x80ff_ffff | 0x3f00_0000,
-            DType::F64 => bits & 0x801f_ffff_ffff_ffff | 0x3fe0_0000_0000_0000,
-            _ => bits,
-        };
-        number.to_le_bytes().into_iter().take(bytes)
-    };
+    // Of a floating-point number the exponent is that of a number from 0.5 to 2.
+    let float = FLOATS.iter().find(|(float, ..)| *float == dtype);
+    let (kept, set) = float.map_or((u64::MAX, 0), |(_, kept, set)| (*kept, *set));
+    let number = |_| (random.u64(..) & kept | set).to_le_bytes().into_iter().take(bytes);
     (0..count).flat_map(number).collect()
 }
 

@@ -140,6 +140,26 @@ def test_a_process_group_that_is_made_again():
     peerlane.spawn(with_gloo, 2, again)
 
 
+def moves():
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def random_bytes(rank):
+        return torch.randint(0, 256, (24,), dtype=torch.uint8, generator=torch.Generator().manual_seed(rank))
+
+    for dtype in (torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu):
+        source = random_bytes(rank).view(dtype)
+        output = peerlane.torch.empty(size * source.numel(), dtype=dtype)
+        assert output.dtype == dtype
+        peerlane.torch.all_gather_into_tensor(output, source)
+        assert torch.equal(output.view(torch.uint8), torch.cat([random_bytes(each) for each in range(size)]))
+        with pytest.raises(peerlane.InvalidArgument, match="expected an integer, f16, bf16, f32 or f64"):
+            peerlane.torch.all_reduce(source)
+
+
+def test_types_that_only_move_keep_their_bytes():
+    peerlane.spawn(with_gloo, 2, moves)
+
+
 def test_process_groups_of_some_ranks():
     peerlane.spawn(with_gloo, 4, parts)
 

@@ -21,7 +21,7 @@ use operation::Guarded;
 use peerlane_conformance::{Failure, Outcome};
 
 pub use overlap::check_without;
-pub use scenario::{BLOCK_BYTES, Engine, Phase, RANKS, Scenario};
+pub use scenario::{BLOCK_BYTES, Elements, Engine, Phase, RANKS, Scenario};
 
 /// Runs a scenario. A failure names the scenario, so that it can be run again.
 ///

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::in_process::InProcessBootstrap;
-use peerlane_collectives::element::{DType, Element};
+use peerlane_collectives::element::Element;
 use peerlane_collectives::group::{Group, GroupOptions, Started};
 use peerlane_hal::{DynFabric, Fabric, Rank};
 use peerlane_host as host;
 
 use super::operation::{Guarded, Operation};
-use super::{Phase, Scenario, failed};
+use super::{Elements, Phase, Scenario, failed};
 use peerlane_conformance::Outcome;
 use peerlane_conformance::middleware::{DelayLayer, Wrapped};
 
@@ -39,10 +39,10 @@ pub(super) fn run(
             }
         });
     }
-    match scenario.dtype {
-        DType::F32 => gather::<f32>(scenario, bootstraps, fabrics, memory),
-        DType::I64 => gather::<i64>(scenario, bootstraps, fabrics, memory),
-        _ => gather::<u8>(scenario, bootstraps, fabrics, memory),
+    match scenario.elements {
+        Elements::U8 => gather::<u8>(scenario, bootstraps, fabrics, memory),
+        Elements::F32 => gather::<f32>(scenario, bootstraps, fabrics, memory),
+        Elements::I64 => gather::<i64>(scenario, bootstraps, fabrics, memory),
     }
 }
 

@@ -60,6 +60,27 @@ pub struct Engine {
     pub downgrade: DowngradeLayer,
 }
 
+/// Selects the element type of a scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elements {
+    /// Bytes.
+    U8,
+    /// Elements of 4 bytes.
+    F32,
+    /// Elements of 8 bytes.
+    I64,
+}
+
+impl Elements {
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Self::U8 => DType::U8,
+            Self::F32 => DType::F32,
+            Self::I64 => DType::I64,
+        }
+    }
+}
+
 /// Describes one run of a group: ranks, sizes, engines, and which rank is slow.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -70,7 +91,7 @@ pub struct Scenario {
     /// Bytes of a block.
     pub block_bytes: usize,
     /// Element type; a block is a whole number of elements.
-    pub dtype: DType,
+    pub elements: Elements,
     /// Chunks of a block.
     pub chunks: u32,
     /// True if the blocks are in the output.
@@ -113,9 +134,9 @@ impl Scenario {
         let ranks = RANKS[place % RANKS.len()];
         let block_bytes = BLOCK_BYTES[place / RANKS.len() % BLOCK_BYTES.len()];
         let chunks = random.u32(1..=3);
-        let dtypes = [DType::U8, DType::U8, DType::F32, DType::I64];
-        let fits = |dtype: &DType| block_bytes.is_multiple_of(dtype.bytes());
-        let dtype = random.choice(dtypes).filter(fits).unwrap_or(DType::U8);
+        let choices = [Elements::U8, Elements::U8, Elements::F32, Elements::I64];
+        let fits = |elements: &Elements| block_bytes.is_multiple_of(elements.dtype().bytes());
+        let elements = random.choice(choices).filter(fits).unwrap_or(Elements::U8);
         let slow = random.bool().then(|| {
             let rank = Rank::at(random.usize(..ranks));
             (rank, Phase::ALL[random.usize(..Phase::ALL.len())])
@@ -129,7 +150,7 @@ impl Scenario {
             seed,
             ranks,
             block_bytes,
-            dtype,
+            elements,
             chunks,
             in_place,
             outputs: Some(random.u32(1..=2)).filter(|_| free && random.bool()),
@@ -165,7 +186,7 @@ impl Scenario {
     pub(super) fn own_memory(&self, rank: Rank) -> Vec<Guarded> {
         let mut random = self.random(rank);
         let operations = if self.own_memory { self.groups * self.operations } else { 0 };
-        let mut offset = || random.usize(..64) * self.dtype.bytes();
+        let mut offset = || random.usize(..64) * self.elements.dtype().bytes();
         let bytes = [self.block_bytes, self.block_bytes * self.ranks];
         (0..operations).flat_map(|_| bytes).map(|bytes| Guarded::new(bytes, offset())).collect()
     }
@@ -221,7 +242,8 @@ impl Engine {
 
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, ranks, block_bytes, dtype, chunks, in_place, outputs, starts, .. } = self;
+        let Self { seed, ranks, block_bytes, chunks, in_place, outputs, starts, .. } = self;
+        let dtype = self.elements.dtype();
         write!(
             f,
             "SEED={seed}: {ranks} ranks, {block_bytes} bytes of {dtype} in {chunks} chunk(s), "

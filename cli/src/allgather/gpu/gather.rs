@@ -2,11 +2,12 @@
 
 use std::rc::Rc;
 
+use peerlane::element::with_element;
 use peerlane::{Element, Group, Operation, Rank};
 
 use super::candidate::Implementation;
 use super::device::{Span, Stream};
-use crate::allgather::setup::{Setup, Variant, with_dtype};
+use crate::allgather::setup::{Setup, Variant};
 use crate::error::Result;
 
 struct PeerlaneGather<T> {
@@ -30,7 +31,7 @@ pub(super) fn prepare(
     block_length: u64,
     variant: Variant,
 ) -> Result<Prepared> {
-    with_dtype!(setup.options.dtype, T => {
+    with_element!(setup.options.dtype, T => {
         let operation: Operation<T> = setup.prepare(group, block_length, variant)?;
         let report = operation.report().clone();
         let input = input(setup, &operation, group.rank(), block_length)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::{DType, Operator, Reduction};
+use peerlane_hal::{DType, ElementKind, Operator, Reduction};
 
 use super::counters::Counter;
 use super::fault::Fault;
@@ -32,13 +32,10 @@ impl Reduce {
         let repeated =
             (0..64 / bits).all(|at| flip >> (at * bits) & (u64::MAX >> (64 - bits)) == word);
         let sign = 1 << (bits - 1);
-        let signed = match dtype {
-            DType::U8 => Some(DType::I8),
-            DType::U16 => Some(DType::I16),
-            DType::U32 => Some(DType::I32),
-            DType::U64 => Some(DType::I64),
-            _ => None,
-        };
+        let is_signed =
+            |other: &DType| other.kind() == ElementKind::Signed && other.bytes() == dtype.bytes();
+        let is_unsigned = dtype.kind() == ElementKind::Unsigned;
+        let signed = DType::ALL.into_iter().find(|other| is_unsigned && is_signed(other));
         let (operator, dtype) = match (operator, signed) {
             ("sum", _) if flip == 0 && divisor == 1 => (Operator::Sum, dtype),
             ("sum", None) if flip == 0 && divisor as usize == sources => (Operator::Average, dtype),
