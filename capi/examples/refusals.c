@@ -44,7 +44,7 @@ static void operations(peerlane_group *group, peerlane_window *of_another) {
     peerlane_operation *operation;
     int foreign = 0;
     PREPARE_REFUSED(header_version, 77, "header_version is 77");
-    PREPARE_REFUSED(collective, 99, "collective is 99, expected 0 to 7");
+    PREPARE_REFUSED(collective, 99, "collective is 99, expected 0 to 9");
     PREPARE_REFUSED(dtype, 99, "dtype is 99, expected 0 to 15");
     PREPARE_REFUSED(reduction, 99, "reduction is 99, expected 0 to 3");
     PREPARE_REFUSED(algorithm, "guess", "guess");

@@ -1,4 +1,7 @@
-//! The numbers of collectives, element types and reductions in the header.
+//! Defines the numbers of collectives, element types and reductions in the header.
+
+use peerlane::Operator;
+use peerlane::collective::Collective;
 
 /// A collective. The numbers are those of `peerlane_operation_options`.
 #[repr(C)]
@@ -78,39 +81,56 @@ pub enum ReductionNumber {
     Average = 3,
 }
 
+impl CollectiveNumber {
+    /// Returns the number of `collective`, whatever its root.
+    pub(crate) fn of(collective: Collective) -> Self {
+        match collective {
+            Collective::AllGather => Self::AllGather,
+            Collective::Broadcast { .. } => Self::Broadcast,
+            Collective::AllToAll => Self::AllToAll,
+            Collective::Gather { .. } => Self::Gather,
+            Collective::Scatter { .. } => Self::Scatter,
+            Collective::ReduceScatter => Self::ReduceScatter,
+            Collective::AllReduce => Self::AllReduce,
+            Collective::Reduce { .. } => Self::Reduce,
+            Collective::Scan => Self::Scan,
+            Collective::Exscan => Self::Exscan,
+            #[cfg(not(peerlane_workspace))]
+            _ => unreachable!("this library is built with the collectives of its own version"),
+        }
+    }
+}
+
+impl ReductionNumber {
+    /// Returns the number of `operator`.
+    pub(crate) fn of(operator: Operator) -> Self {
+        match operator {
+            Operator::Sum => Self::Sum,
+            Operator::Max => Self::Max,
+            Operator::Min => Self::Min,
+            Operator::Average => Self::Average,
+            #[cfg(not(peerlane_workspace))]
+            _ => unreachable!("this library is built with the operators of its own version"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use peerlane::collective::Collective;
-    use peerlane::{DType, Operator};
+    use peerlane::DType;
 
-    use super::{CollectiveNumber as C, ReductionNumber as R};
+    use super::*;
 
     #[test]
-    fn the_numbers_are_the_positions_in_the_lists_of_the_library() {
+    fn names_in_the_header_are_those_of_the_library() {
         let name = |number: &dyn std::fmt::Debug| format!("{number:?}").to_lowercase();
-        let collectives = [
-            C::AllGather,
-            C::Broadcast,
-            C::AllToAll,
-            C::Gather,
-            C::Scatter,
-            C::ReduceScatter,
-            C::AllReduce,
-            C::Reduce,
-            C::Scan,
-            C::Exscan,
-        ];
-        let names = Collective::ALL.iter().map(|it| it.name().replace('-', ""));
-        assert!(names.eq(collectives.iter().map(|it| name(it))));
-        let reductions = [R::Sum, R::Max, R::Min, R::Average];
-        assert!(
-            Operator::ALL
-                .iter()
-                .map(|it| it.name().to_owned())
-                .eq(reductions.iter().map(|it| name(it)))
-        );
-        assert!(collectives.iter().zip(0..).all(|(it, at)| *it as u32 == at));
-        assert!(reductions.iter().zip(0..).all(|(it, at)| *it as u32 == at));
+        for &collective in Collective::ALL {
+            let number = CollectiveNumber::of(collective);
+            assert_eq!(name(&number), collective.name().replace('-', ""));
+        }
+        for operator in Operator::ALL {
+            assert_eq!(name(&ReductionNumber::of(operator)), operator.name());
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use peerlane_bindings::{AnyOperation, Request};
 
 use crate::group::{GROUPS, GroupHandle, check_header, text};
 use crate::handle::{Table, clear, lock};
+use crate::numbers::{CollectiveNumber, ReductionNumber};
 use crate::status::{Failure, Status, call};
 use crate::window::{WINDOWS, WindowHandle, write};
 use crate::{milliseconds, text_into};
@@ -83,17 +84,19 @@ fn with<R>(
 }
 
 /// Returns the value with a number of the header.
-fn numbered<T>(
+/// Returns the value that has `number` in the header, where `number_of` returns the number of each
+/// of `values`.
+fn numbered<T: Copy>(
     field: &str,
     number: u32,
-    values: impl IntoIterator<Item = T>,
+    values: &[T],
+    number_of: impl Fn(T) -> u32,
 ) -> Result<T, Failure> {
-    let mut values: Vec<T> = values.into_iter().collect();
-    if (number as usize) < values.len() {
-        return Ok(values.swap_remove(number as usize));
-    }
-    let last = values.len() - 1;
-    Err(Failure::argument(format!("{field} is {number}, expected 0 to {last}")))
+    let found = values.iter().copied().find(|value| number_of(*value) == number);
+    found.ok_or_else(|| {
+        let last = values.iter().map(|value| number_of(*value)).max().unwrap_or(0);
+        Failure::argument(format!("{field} is {number}, expected 0 to {last}"))
+    })
 }
 
 /// Prepares an operation: plans and verifies it, and takes memory. Collective.
@@ -139,11 +142,11 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
 unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, Failure> {
     check_header(options.header_version)?;
 
-    let collective = numbered("collective", options.collective, Collective::ALL.iter().copied())?;
-    let operator = numbered("reduction", options.reduction, Operator::ALL)?;
-    let mut dtypes = DType::ALL;
-    dtypes.sort_by_key(|dtype| dtype.c_number());
-    let dtype = numbered("dtype", options.dtype, dtypes)?;
+    let number_of = |collective| CollectiveNumber::of(collective) as u32;
+    let collective = numbered("collective", options.collective, Collective::ALL, number_of)?;
+    let number_of = |operator| ReductionNumber::of(operator) as u32;
+    let operator = numbered("reduction", options.reduction, &Operator::ALL, number_of)?;
+    let dtype = numbered("dtype", options.dtype, &DType::ALL, DType::c_number)?;
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
     let algorithm = algorithm.map(str::parse).transpose();
