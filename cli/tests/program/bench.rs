@@ -77,6 +77,12 @@ fn reductions_are_measured_and_checked() {
             let rows = |line: &str| run(&format!("bench {line} {options}")).rows();
             check(&rows("all-reduce"), "all-reduce", 2.0 * part);
             check(&rows("reduce-scatter"), "reduce-scatter", part);
+            let lens: Vec<_> = [1, 70, 0, 9, 4][..ranks].iter().map(usize::to_string).collect();
+            let blocks = format!("reduce-scatter --blocks {}", lens.join(":"));
+            check(&rows(&blocks), "reduce-scatter", part);
+            for scan in ["scan", "exscan"] {
+                check(&rows(scan), scan, 1.0);
+            }
             let root = ranks - 1;
             let reduced = rows(&format!("reduce --root {root}"));
             check(&reduced, &format!("reduce to {root}"), 1.0);

@@ -69,11 +69,12 @@ fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let inside_max = sums.node_ranks().map(of_node).max().unwrap_or(0);
 
     let others = sums.nodes - 1;
-    let sent = match request.algorithm {
+    let sent = if request.algorithm == Algorithm::HierarchicalRing {
         // A rank sends its own block once, and forwards those that enter at it, except at the last
         // hop. Most enter at one rank in the smallest node. The count is an upper bound.
-        Algorithm::HierarchicalRing => sums.entering(sums.node_ranks_min_max().0).max(others),
-        _ => others,
+        sums.entering(sums.node_ranks_min_max().0).max(others)
+    } else {
+        others
     };
     let between_max = blocks(sent);
 

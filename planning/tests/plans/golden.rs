@@ -203,6 +203,33 @@ fn gathers_and_scatters() {
 }
 
 #[test]
+fn reductions() {
+    let reductions = Collective::ALL.iter().filter(|goal| goal.is_reduction());
+    for &goal in reductions {
+        let shape = Shape { collective: goal.with_root(Rank(1)), ..Shape::default() };
+        compare(Algorithm::Direct, 3, shape);
+        let batched = Shape { chunks: 2, outputs: 2, flags: FlagOrder::Batched, ..shape };
+        compare(Algorithm::Direct, 3, batched);
+        let tiers = Shape { tiers: true, ..shape };
+        compare_nodes(Algorithm::Direct, &[2, 1], tiers, GoldenRanks::All);
+    }
+    let in_place = Shape { collective: Collective::AllReduce, in_place: true, ..Shape::default() };
+    compare(Algorithm::Direct, 3, in_place);
+}
+
+#[test]
+fn recursive_doubling() {
+    for ranks in [1, 2, 4] {
+        compare(Algorithm::RecursiveDoubling, ranks, Shape::default());
+    }
+    let shape = Shape { chunks: 2, in_place: true, flags: FlagOrder::Batched, ..Shape::default() };
+    compare(Algorithm::RecursiveDoubling, 4, shape);
+    let tiers = Shape { tiers: true, ..Shape::default() };
+    compare_nodes(Algorithm::RecursiveDoubling, &[2, 2], tiers, GoldenRanks::All);
+    compare_nodes(Algorithm::RecursiveDoubling, &[1, 1, 1, 1], tiers, GoldenRanks::Rank0);
+}
+
+#[test]
 fn all_to_alls() {
     let shape = Shape { collective: Collective::AllToAll, ..Shape::default() };
     for ranks in 1..=4 {
