@@ -137,9 +137,9 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     let explained = run(&format!("explain --nodes 1x4 --block-bytes 64M {of}"));
     insta::assert_snapshot!(explained.stdout, @r"
     4 ranks on 1 node, blocks of 0 B to 64 MiB, 64 MiB in all: ring, chunks 4
-      ring              chunks 4      308 µs  chosen
-      pull              chunks 1      537 µs  1.74 times as long
-      direct            chunks 1      539 µs  1.75 times as long
+      ring               chunks 4      308 µs  chosen
+      pull               chunks 1      537 µs  1.74 times as long
+      direct             chunks 1      539 µs  1.75 times as long
     predicted: 308 µs
           10 µs  start
          6.8 µs  ready  of the next rank
