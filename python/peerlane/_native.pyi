@@ -38,6 +38,9 @@ class Goal:
     """States what a collective takes from one rank and gives to it."""
 
     def __init__(self, collective: str, root: int, rank: int, ranks: int) -> None: ...
+    @staticmethod
+    def names() -> list[str]:
+        """The names of all collectives."""
     @property
     def has_input(self) -> bool: ...
     @property

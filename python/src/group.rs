@@ -728,6 +728,12 @@ pub(crate) struct Goal {
 
 #[pymethods]
 impl Goal {
+    /// Returns the names of all collectives.
+    #[staticmethod]
+    fn names() -> Vec<&'static str> {
+        Collective::ALL.iter().map(|collective| collective.name()).collect()
+    }
+
     #[new]
     fn new(collective: &str, root: u32, rank: u32, ranks: u32) -> PyResult<Self> {
         let goal = collective_of(collective)?.with_root(Rank(root));

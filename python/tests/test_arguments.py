@@ -221,3 +221,10 @@ def test_the_options_of_spawn():
     for timeout in NO_SECONDS:
         with pytest.raises(peerlane.Error, match="timeout is"):
             peerlane.spawn(nothing, 1, start_timeout=timeout)
+
+
+def test_every_collective_has_a_method():
+    from peerlane import _native
+
+    for name in _native.Goal.names():
+        assert callable(getattr(peerlane.Group, name.replace("-", "_"), None)), name

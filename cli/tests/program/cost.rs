@@ -12,12 +12,13 @@ fn a_choice_is_explained() {
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""));
     insta::assert_snapshot!(ended.stdout, @"
     8 ranks on 2 nodes, blocks of 64 MiB, 512 MiB in all: hierarchical, chunks 8
-      hierarchical      chunks 8     1.49 ms  chosen
-      hierarchical-ring chunks 8     1.49 ms  as fast, but less simple
-      direct            chunks 1     5.61 ms  3.76 times as long
-      pull              chunks 1     5.61 ms  3.76 times as long
-      double-ring       chunks 8     5.62 ms  3.77 times as long
-      ring              chunks 8     9.84 ms  6.60 times as long
+      hierarchical       chunks 8     1.49 ms  chosen
+      hierarchical-ring  chunks 8     1.49 ms  as fast, but less simple
+      direct             chunks 1     5.61 ms  3.76 times as long
+      pull               chunks 1     5.61 ms  3.76 times as long
+      double-ring        chunks 8     5.62 ms  3.77 times as long
+      recursive-doubling chunks 1     6.14 ms  4.12 times as long
+      ring               chunks 8     9.84 ms  6.60 times as long
     predicted: 1.49 ms
           10 µs  start
          3.2 µs  ready  of 4 peers

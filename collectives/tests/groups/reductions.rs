@@ -249,6 +249,35 @@ fn parts_of_a_sum_have_lengths_of_their_own() {
 }
 
 #[test]
+fn every_collective_has_a_constructor() {
+    group::in_group(2, |group| {
+        for &collective in Collective::ALL {
+            let builder = match collective {
+                Collective::AllGather => group.all_gather::<u32>(3),
+                Collective::Broadcast { root } => group.broadcast(root, 3),
+                Collective::AllToAll => group.all_to_all(3),
+                Collective::Gather { root } => group.gather(root, 3),
+                Collective::Scatter { root } => group.scatter(root, 3),
+                Collective::ReduceScatter => group.reduce_scatter(3),
+                Collective::AllReduce => group.all_reduce(3),
+                Collective::Reduce { root } => group.reduce(root, 3),
+                Collective::Scan => group.scan(3),
+                Collective::Exscan => group.exscan(3),
+                #[cfg(not(peerlane_workspace))]
+                _ => continue,
+            };
+            let mut operation = builder.prepare()?;
+            operation.run()?;
+            // A short all-reduce is planned as a reduce-scatter.
+            let planned = operation.report().collective;
+            let is_whole = collective == Collective::AllReduce;
+            assert!(planned == collective || is_whole, "{planned}, expected {collective}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn scans_that_do_not_exist_are_refused() {
     let texts = group::in_group(2, |group| {
         let uneven = group.operation::<i32>(Collective::Scan, [1, 2]).prepare().unwrap_err();

@@ -35,6 +35,7 @@ pub(super) const DIRECT: Schedule = Schedule {
     redundant: |_| None,
     forwards: |_| false,
     gets: false,
+    joins_blocks: false,
     needs_measurements: |_, _| false,
     lane_count,
     estimate,
@@ -49,6 +50,7 @@ pub(super) const PULL: Schedule = Schedule {
     redundant: |_| None,
     forwards: |_| false,
     gets: true,
+    joins_blocks: false,
     // At any rates, the processors of all ranks copy faster than that of the root alone.
     needs_measurements: |collective, links| {
         !links.local.by_processor || collective.only_provider().is_none()

@@ -38,6 +38,7 @@ pub(super) const RECURSIVE_DOUBLING: Schedule = Schedule {
     // A rank passes blocks on, but only all at once, so chunks gain nothing.
     forwards: |_| false,
     gets: false,
+    joins_blocks: true,
     needs_measurements: |_, _| true,
     lane_count: |nodes, tiers| if tiers && nodes > 1 { 2 } else { 1 },
     estimate,

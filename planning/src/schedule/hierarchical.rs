@@ -41,6 +41,7 @@ pub(super) const HIERARCHICAL: Schedule = Schedule {
     redundant,
     forwards,
     gets: false,
+    joins_blocks: false,
     needs_measurements: |_, _| false,
     lane_count: |nodes, _| if nodes > 1 { 2 } else { 1 },
     estimate,

@@ -113,6 +113,9 @@ pub struct Schedule {
     pub(crate) forwards: fn(&ClusterSums) -> bool,
     /// Whether ranks get blocks from their peers instead of putting them.
     pub gets: bool,
+    /// Whether it is estimated that blocks of several ranks are one copy, which they are only if
+    /// they are neighbors in the output.
+    pub joins_blocks: bool,
     /// Returns whether the algorithm may be preferred inside one node only if link rates were
     /// measured.
     pub needs_measurements: fn(Collective, &Links) -> bool,

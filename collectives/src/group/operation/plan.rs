@@ -143,7 +143,7 @@ impl OperationPlan {
             &spec.method,
             topology,
             &blocks_of_ranks,
-            Needs { shape, capturable: spec.capturable, gets },
+            Needs { shape, capturable: spec.capturable, gets, has_neighbors: has_neighbors(&spec) },
             group.links,
         )?;
         if choice.chunks != layout.chunks() {
@@ -198,7 +198,12 @@ impl OperationPlan {
         for halvings in halvings {
             let blocks: Vec<u64> = lengths.iter().map(|bytes| bytes >> halvings).collect();
             let shape = Shape { chunks: 1, ..self.shape };
-            let needs = Needs { shape, capturable: self.spec.capturable, gets: self.can_get };
+            let needs = Needs {
+                shape,
+                capturable: self.spec.capturable,
+                gets: self.can_get,
+                has_neighbors: has_neighbors(&self.spec),
+            };
             let choice = choose(&self.spec.method, &self.topology, &blocks, needs, links)?;
             let now = (choice.algorithm, choice.chunks);
             // Few chunks more or less make little difference.
@@ -437,6 +442,15 @@ struct Needs {
     capturable: bool,
     /// Whether the engines of both tiers can get.
     gets: bool,
+    /// Whether blocks of different ranks are neighbors in the output, unless a rank has a list.
+    has_neighbors: bool,
+}
+
+/// Returns whether blocks of different ranks are neighbors in the output, as far as all ranks know.
+///
+/// A rank does not know whether others give a list of destinations, so lists do not count.
+fn has_neighbors(spec: &OperationSpec) -> bool {
+    spec.lens.tensor_count() == 1 && spec.columns.is_none()
 }
 
 /// Returns the algorithm and chunks that `method` asks for, or those with the shortest predicted
@@ -448,27 +462,27 @@ fn choose(
     method: &Method,
     topology: &Topology,
     block_bytes: &[u64],
-    Needs { shape, capturable, gets }: Needs,
+    needs: Needs,
     (known, measured): (&Links, bool),
 ) -> Result<Choice, Error> {
     let (links, measured) = match &method.links {
         Some(links) => (links, true),
         None => (known, measured),
     };
-    let in_graph = capturable && !shape.tiers;
     let algorithm = match method.algorithm {
         // Direct moves the same bytes, with the engines of the other ranks.
-        Some(one) if !gets && schedule(one).gets => Some(Algorithm::Direct),
+        Some(one) if !needs.gets && schedule(one).gets => Some(Algorithm::Direct),
         other => other,
     };
     let refused = match algorithm {
         Some(_) if algorithm == method.algorithm => Vec::new(),
-        _ => refused(&shape, topology.nodes(), links, (in_graph, measured), gets),
+        _ => refused(&needs, topology.nodes(), links, measured),
     };
+
     cost::choose(&Question {
         topology,
         block_bytes,
-        shape,
+        shape: needs.shape,
         links,
         measured,
         algorithm,
@@ -477,17 +491,23 @@ fn choose(
     })
 }
 
+/// Returns the algorithms that the operation cannot use, or that would not be as fast as estimated.
 fn refused(
-    shape: &Shape,
+    needs: &Needs,
     nodes: usize,
     links: &Links,
-    (in_graph, measured): (bool, bool),
-    gets: bool,
+    measured: bool,
 ) -> Vec<(Algorithm, &'static str)> {
+    let &Needs { shape, capturable, gets, has_neighbors } = needs;
+    let in_graph = capturable && !shape.tiers;
+
     let reason = |algorithm| {
         let schedule = schedule(algorithm);
         if schedule.gets && !gets {
             return Some("not all engines of this rank have gets");
+        }
+        if schedule.joins_blocks && !has_neighbors {
+            return Some("blocks of different ranks are not neighbors in the output");
         }
         // Assumed rates are not good enough to leave what is the best wherever it was measured.
         let is_assumed =
@@ -512,7 +532,7 @@ mod tests {
     }
 
     fn needs(shape: Shape) -> Needs {
-        Needs { shape, capturable: false, gets: true }
+        Needs { shape, capturable: false, gets: true, has_neighbors: true }
     }
 
     fn decided(method: &Method, nodes: &[u32], block_bytes: u64) -> (Algorithm, u32) {

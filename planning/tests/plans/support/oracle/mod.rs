@@ -211,10 +211,14 @@ impl Oracle {
 fn order(collective: Collective, to: usize, plans: &[Plan]) -> Vec<usize> {
     let contributors = match collective {
         Collective::ReduceScatter | Collective::AllReduce => 0..plans.len(),
-        Collective::Reduce { root } if root.index() == to => 0..plans.len(),
+        Collective::Reduce { root } => 0..if root.index() == to { plans.len() } else { 0 },
         Collective::Scan => 0..to + 1,
         Collective::Exscan => 0..to,
-        _ => 0..0,
+        Collective::AllGather
+        | Collective::Broadcast { .. }
+        | Collective::AllToAll
+        | Collective::Gather { .. }
+        | Collective::Scatter { .. } => 0..0,
     };
     let is_first = |from: &usize| plans[to].in_place && *from == to;
     let (first, others): (Vec<usize>, Vec<usize>) = contributors.partition(is_first);
@@ -225,18 +229,16 @@ fn order(collective: Collective, to: usize, plans: &[Plan]) -> Vec<usize> {
 fn blocks(collective: Collective, lengths: &[usize]) -> (Vec<Vec<usize>>, bool) {
     let ranks = lengths.len();
     let by_output = matches!(collective, Collective::AllToAll | Collective::Scatter { .. });
+    let only = |holds: bool, length: usize| if holds { length } else { 0 };
     let block = |from: usize, to: usize| match collective {
-        Collective::AllGather => lengths[from],
-        Collective::Broadcast { root } if root.index() == from => lengths[from],
+        Collective::AllGather | Collective::AllReduce => lengths[from],
+        Collective::Broadcast { root } => only(root.index() == from, lengths[from]),
         Collective::AllToAll => lengths[(to + ranks - from) % ranks],
-        Collective::Gather { root } if root.index() == to => lengths[from],
-        Collective::Scatter { root } if root.index() == from => lengths[to],
-        Collective::ReduceScatter if from == to => lengths[to],
-        Collective::AllReduce => lengths[from],
-        Collective::Reduce { root } if root.index() == from && from == to => lengths[to],
-        Collective::Scan if from == to => lengths[to],
-        Collective::Exscan if from == to && to > 0 => lengths[to],
-        _ => 0,
+        Collective::Gather { root } => only(root.index() == to, lengths[from]),
+        Collective::Scatter { root } => only(root.index() == from, lengths[to]),
+        Collective::ReduceScatter | Collective::Scan => only(from == to, lengths[to]),
+        Collective::Reduce { root } => only(from == to && root.index() == to, lengths[to]),
+        Collective::Exscan => only(from == to && to > 0, lengths[to]),
     };
     let row = |from| (0..ranks).map(|to| block(from, to)).collect();
     ((0..ranks).map(row).collect(), by_output)
