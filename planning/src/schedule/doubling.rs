@@ -94,7 +94,10 @@ fn lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
     let home_flag = announces(LaneId::HOME, 0, local);
     let network_flag = announces(NETWORK_LANE, local, rounds - local);
 
+    // With prompt flags the self copy can run until the first partner is ready. With batched flags
+    // it would divide the signals and waits, so it comes after them.
     let mut home = ready_signals(request, LaneId::HOME, 0..local);
+    home.extend(batched_waits(request, LaneId::HOME, 0..local));
     home.extend(self_copy(request));
     home.extend(home_flag.map(|flag| signal(request.rank, flag)));
     home.extend(exchanges(request, LaneId::HOME, 0..local, home_flag.map(wait)));
@@ -103,6 +106,7 @@ fn lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
 
     if request.has_network() {
         let mut network = ready_signals(request, NETWORK_LANE, local..rounds);
+        network.extend(batched_waits(request, NETWORK_LANE, local..rounds));
         let flag = network_flag.map(wait);
         network.extend(exchanges(request, NETWORK_LANE, local..rounds, flag));
         lanes.push(Lane { tier: Tier::Network, steps: network });
@@ -119,6 +123,16 @@ fn ready_signals(request: &PlanRequest<'_>, lane: LaneId, rounds: Range<u32>) ->
     signals.collect()
 }
 
+/// Returns, with batched flags, the waits until the outputs of the partners may be written.
+fn batched_waits(request: &PlanRequest<'_>, lane: LaneId, rounds: Range<u32>) -> Vec<Step> {
+    if request.shape.flags != FlagOrder::Batched {
+        return Vec::new();
+    }
+
+    let waits = rounds.filter_map(|round| writable(request, partner(request.rank, round), lane));
+    waits.map(wait).collect()
+}
+
 /// Returns the steps that exchange blocks with the partner of each of `rounds`.
 ///
 /// `own_block` waits until the own block is in the output, and comes before the first round that
@@ -130,17 +144,11 @@ fn exchanges(
     mut own_block: Option<Step>,
 ) -> Vec<Step> {
     let &PlanRequest { rank, shape, .. } = request;
-    let wait_for = |round| writable(request, partner(rank, round), lane).map(wait);
-
     let mut steps = Vec::new();
-    if shape.flags == FlagOrder::Batched {
-        steps.extend(rounds.clone().filter_map(wait_for));
-    }
-
     for round in rounds {
         let peer = partner(rank, round);
         if shape.flags == FlagOrder::Prompt {
-            steps.extend(wait_for(round));
+            steps.extend(writable(request, peer, lane).map(wait));
         }
 
         let from = if round == 0 { Source::Input } else { Source::Output };

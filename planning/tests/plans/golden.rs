@@ -224,6 +224,8 @@ fn recursive_doubling() {
     }
     let shape = Shape { chunks: 2, in_place: true, flags: FlagOrder::Batched, ..Shape::default() };
     compare(Algorithm::RecursiveDoubling, 4, shape);
+    let batched = Shape { flags: FlagOrder::Batched, ..Shape::default() };
+    compare(Algorithm::RecursiveDoubling, 4, batched);
     let tiers = Shape { tiers: true, ..Shape::default() };
     compare_nodes(Algorithm::RecursiveDoubling, &[2, 2], tiers, GoldenRanks::All);
     compare_nodes(Algorithm::RecursiveDoubling, &[1, 1, 1, 1], tiers, GoldenRanks::Rank0);
