@@ -83,7 +83,6 @@ fn with<R>(
     Ok(body(operation.as_mut().ok_or_else(destroyed)?)?)
 }
 
-/// Returns the value with a number of the header.
 /// Returns the value that has `number` in the header, where `number_of` returns the number of each
 /// of `values`.
 fn numbered<T: Copy>(

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     block_bytes: Vec<Size>,
     /// Select the algorithm, either auto (the lowest predicted time), direct, pull, ring,
-    /// double-ring, hierarchical or hierarchical-ring
+    /// double-ring, hierarchical, hierarchical-ring or recursive-doubling
     #[arg(long, default_value = "auto", value_name = "NAME")]
     algorithm: AlgorithmChoice,
     #[command(flatten)]

@@ -15,6 +15,8 @@ pub(crate) struct HostMemory {
     pub(crate) total_bytes: u64,
     /// The size of one rank's input in bytes, or 0 for an operation in place.
     pub(crate) input_bytes: u64,
+    /// The size of the memory for the contributions to one rank's sum in bytes.
+    pub(crate) inbox_bytes: u64,
 }
 
 impl HostMemory {
@@ -23,11 +25,15 @@ impl HostMemory {
         let Some(available) = available.filter(|available| self.bytes() > available.bytes) else {
             return Ok(());
         };
-        let Self { ranks, total_bytes, input_bytes } = *self;
+        let Self { ranks, total_bytes, input_bytes, inbox_bytes } = *self;
         let plural = if ranks == 1 { "" } else { "s" };
+        let inbox = match inbox_bytes {
+            0 => String::new(),
+            bytes => format!(", and contributions of {}", Size(bytes)),
+        };
         let failure = Failure::failed(format!(
             "the largest size needs {} of memory ({ranks} rank{plural}, each with an output of {} \
-             and an input of {}), but only {available}",
+             and an input of {}{inbox}), but only {available}",
             Size(self.bytes()),
             Size(total_bytes),
             Size(input_bytes)
@@ -43,7 +49,8 @@ impl HostMemory {
     }
 
     fn bytes(&self) -> u64 {
-        let rank = self.total_bytes.saturating_add(self.input_bytes).saturating_add(PROCESS_BYTES);
+        let buffers = self.total_bytes.saturating_add(self.input_bytes);
+        let rank = buffers.saturating_add(self.inbox_bytes).saturating_add(PROCESS_BYTES);
         rank.saturating_mul(self.ranks)
     }
 }
@@ -52,7 +59,8 @@ impl HostMemory {
 mod tests {
     use super::*;
 
-    const NEED: HostMemory = HostMemory { ranks: 4, total_bytes: 64 << 20, input_bytes: 16 << 20 };
+    const NEED: HostMemory =
+        HostMemory { ranks: 4, total_bytes: 64 << 20, input_bytes: 16 << 20, inbox_bytes: 0 };
 
     fn on_machine(bytes: u64) -> AvailableMemory {
         AvailableMemory::of_machine(bytes)
@@ -70,7 +78,8 @@ mod tests {
         error: the largest size needs 352 MiB of memory (4 ranks, each with an output of 64 MiB and an input of 16 MiB), but only 209715200 bytes are available on this machine
          help: lower --max-bytes, for instance to 16 MiB, or lower --ranks
         ");
-        let endless = HostMemory { ranks: 2, total_bytes: u64::MAX, input_bytes: 0 };
+        let endless =
+            HostMemory { inbox_bytes: 0, ranks: 2, total_bytes: u64::MAX, input_bytes: 0 };
         insta::assert_snapshot!(endless.check(Some(on_machine(0))).unwrap_err(), @"
         error: the largest size needs 16.00 EiB of memory (2 ranks, each with an output of 16.00 EiB and an input of 0 B), but only 0 bytes are available on this machine
          help: lower --ranks

@@ -278,7 +278,7 @@ impl Collective {
 
         match self {
             Self::ReduceScatter | Self::AllReduce | Self::Reduce { .. } => 0..ranks,
-            Self::Scan => 0..adder.0 + 1,
+            Self::Scan => 0..adder.0.saturating_add(1),
             Self::Exscan => 0..adder.0,
             Self::AllGather
             | Self::Broadcast { .. }
@@ -359,12 +359,12 @@ impl Collective {
         }
     }
 
-    /// Returns the rank that provides all blocks, or `None` if every rank provides blocks.
+    /// Returns the rank that provides all blocks, or `None` if several ranks do.
     pub fn only_provider(self) -> Option<Rank> {
         self.providers().only()
     }
 
-    /// Returns the rank that receives all blocks, or `None` if every rank receives blocks.
+    /// Returns the rank that receives all blocks, or `None` if several ranks do.
     pub fn only_receiver(self) -> Option<Rank> {
         self.receivers().only()
     }

@@ -15,11 +15,12 @@ _CUDA, _ROCM = 2, 10
 
 _TYPES = _native.element_types()
 # The names by those of NumPy, PyTorch and `ml_dtypes`.
-_DTYPES = {python: name for name, python, _, _ in _TYPES}
-TORCH_NAMES = {name: python for name, python, _, _ in _TYPES}
+_DTYPES = {python: name for name, python, *_ in _TYPES}
+TORCH_NAMES = {name: python for name, python, *_ in _TYPES}
 # The types of NumPy; unsigned integers for those that it lacks.
-NUMPY_NAMES = {name: in_numpy for name, _, in_numpy, _ in _TYPES}
-ITEMSIZE = {name: size for name, _, _, size in _TYPES}
+NUMPY_NAMES = {name: in_numpy for name, _, in_numpy, *_ in _TYPES}
+ITEMSIZE = {name: size for name, _, _, size, _ in _TYPES}
+_REDUCED = {name for name, *_, is_reduced in _TYPES if is_reduced}
 # Other types, which only move, by their names in NumPy, PyTorch and `ml_dtypes`, with the bytes of an element.
 _MOVED = {
     "bool": 1, "complex32": 4, "complex128": 16, "float4_e2m1fn_x2": 1, "float8_e3m4": 1, "float8_e4m3": 1,
@@ -68,11 +69,12 @@ class ElementType(NamedTuple):
     # The type of the collective operation.
     dtype: str
     unit: int
-    is_moved: bool
+    # Whether reductions combine such elements.
+    is_reduced: bool
 
 
 def _moved(name: str, itemsize: int) -> ElementType:
-    return ElementType(name, itemsize, "u8", itemsize, True)
+    return ElementType(name, itemsize, "u8", itemsize, False)
 
 
 @functools.lru_cache(_TYPES_MAX)
@@ -80,7 +82,7 @@ def _element_type(dtype: Any) -> ElementType | None:
     """Returns the type of elements of Peerlane, NumPy, PyTorch or DLPack, or None if it is unknown or not made of plain bytes."""
     name = dtype if isinstance(dtype, str) and dtype in ITEMSIZE else _known_name(dtype)
     if name is not None:
-        return ElementType(name, ITEMSIZE[name], name, 1, False)
+        return ElementType(name, ITEMSIZE[name], name, 1, name in _REDUCED)
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(dtype, numpy.dtype):
         plain = _plain_name(dtype)

@@ -152,7 +152,7 @@ class Collectives:
             raise InvalidArgument(f"{names[1]} {target.unwritable}, expected an array that can be written")
         if source is not None and target is not None and source.type is not target.type and source.type != target.type:
             raise InvalidArgument(f"output has elements of {target.type.name}, expected {source.type.name} as in the input")
-        if goal.is_reduction and source.type.is_moved:
+        if goal.is_reduction and not source.type.is_reduced:
             raise InvalidArgument(f"input has elements of {source.type.name}, which can be moved but not reduced; expected numbers")
         return source, target
 
@@ -179,7 +179,7 @@ class Collectives:
         ranks, rank, goal = self.group.ranks, self.group.rank, self.goal(collective, root)
         if splits is not None:
             if collective != "all-to-all":
-                raise InvalidArgument(f"splits are given, expected none: a {collective} has `counts`")
+                raise InvalidArgument(f"splits are given, expected none: only all-to-all has them, and this is {collective}")
             return self._splits(splits, source, target)
         if counts is not None:
             if not goal.lengths_may_differ:
@@ -266,8 +266,10 @@ class Collectives:
         inner = max(each) * size
         input_bytes = total if goal.takes_all else inner
         output_bytes = total if goal.gives_all else inner
-        # A rank without an input or an output has no array for it, so all ranks use memory for copies.
-        needs = [not goal.is_for_all_ranks or place is None for place in (start.input, start.output)]
+        # A rank without an input or an output has no array for it, and with counts an array can be a whole block of memory on one rank
+        # and a part of one on another, so all ranks use memory for copies.
+        copies = not goal.is_for_all_ranks or isinstance(count, list)
+        needs = [copies or place is None for place in (start.input, start.output)]
         if any(needs):
             self._use_scratch(start, input_bytes, output_bytes, *needs)
         return start

@@ -366,7 +366,7 @@ class Group:
         return self._calls.call("reduce-scatter", input, output, reduction=reduction, **options)
 
     def all_reduce(self, input: Any, output: Any = None, reduction: str = "sum", **options: Any) -> Any:
-        """Reduces the inputs of all ranks to every rank; in place without `output`. Collective. Options as for `reduce_scatter`.
+        """Reduces the inputs of all ranks to every rank; in place without `output`. Collective. Options as for `reduce_scatter`, without `counts`.
 
         A `reduction` of "max" or "min" prefers a number to a NaN.
         """
@@ -380,14 +380,14 @@ class Group:
         return self._calls.call("reduce", input, output, root=root, reduction=reduction, **options)
 
     def scan(self, input: Any, output: Any = None, reduction: str = "sum", **options: Any) -> Any:
-        """Reduces the inputs of the ranks up to its own to every rank; in place without `output`. Collective. Options as for `reduce_scatter`.
+        """Reduces the inputs of the ranks up to its own to every rank; in place without `output`. Collective. Options as for `all_reduce`.
 
         Rank 0 gets its own input, and the last rank what an all-reduce gives.
         """
         return self._calls.call("scan", input, input if output is None else output, reduction=reduction, **options)
 
     def exscan(self, input: Any, output: Any = None, reduction: str = "sum", **options: Any) -> Any:
-        """Reduces the inputs of the ranks below its own to every rank except rank 0. Collective. Options as for `reduce_scatter`.
+        """Reduces the inputs of the ranks below its own to every rank except rank 0. Collective. Options as for `all_reduce`.
 
         Rank 0 needs no output; one that it gives stays as it is. On the other ranks, an input that is given as the output is overwritten.
         """

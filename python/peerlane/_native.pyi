@@ -176,7 +176,7 @@ class Borrowed:
 def buffer(array: Any) -> tuple[int, int, bool]:
     """Returns address, bytes and whether it is read-only of an object with the buffer protocol."""
 
-def element_types() -> list[tuple[str, str, str, int]]:
+def element_types() -> list[tuple[str, str, str, int, bool]]:
     """Returns all element types: the name, the name in PyTorch, that in NumPy, and the bytes of an element.
 
     For a type that NumPy lacks, its name is that of unsigned integers.

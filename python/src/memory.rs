@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
 use peerlane::element::ElementKind;
-use peerlane::hal::{BackendId, Space};
-use peerlane::{DType, MemoryRange};
+use peerlane::hal::{BackendId, Reduction, Space};
+use peerlane::{DType, MemoryRange, Operator};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -103,11 +103,11 @@ fn numpy_kind(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// Returns all element types: the name, the name in PyTorch, that in NumPy, and the bytes of an element.
+/// Returns all element types: the name, the name in PyTorch, that in NumPy, the bytes of an element, and whether elements can be reduced.
 ///
 /// For a type that NumPy lacks, its name is that of unsigned integers.
 #[pyfunction]
-pub(crate) fn element_types() -> Vec<(&'static str, &'static str, &'static str, usize)> {
+pub(crate) fn element_types() -> Vec<(&'static str, &'static str, &'static str, usize, bool)> {
     let unsigned = |dtype: DType| {
         let is_like =
             |other: &DType| other.kind() == ElementKind::Unsigned && other.bytes() == dtype.bytes();
@@ -115,7 +115,8 @@ pub(crate) fn element_types() -> Vec<(&'static str, &'static str, &'static str, 
     };
     let row = |dtype: DType| {
         let in_numpy = if numpy_kind(dtype).is_some() { dtype } else { unsigned(dtype) };
-        (dtype.name(), dtype.python_name(), in_numpy.python_name(), dtype.bytes())
+        let is_reduced = Reduction::new(Operator::Sum, dtype).is_ok();
+        (dtype.name(), dtype.python_name(), in_numpy.python_name(), dtype.bytes(), is_reduced)
     };
     DType::ALL.map(row).to_vec()
 }

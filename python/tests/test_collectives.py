@@ -90,6 +90,8 @@ def sizes_of_their_own(group):
         whole = [values(rank, sum(counts), "int32", 3) for rank in range(size)]
         part = group.reduce_scatter(whole[me], numpy.zeros(counts[me], "int32"), counts=counts)
         begin = sum(counts[:me])
+        own = group.empty(64, "int32")  # the part of one rank can be all of it, while that of another is not
+        assert numpy.array_equal(group.reduce_scatter(whole[me], own[: counts[me]], counts=counts), part)
         assert numpy.array_equal(part, numpy.sum(whole, axis=0, dtype="int32")[begin : begin + counts[me]])
         table = random.integers(0, 40, (size, size))
         send, receive = table[me].tolist(), table[:, me].tolist()

@@ -157,7 +157,8 @@ fn host_memory(
     local_ranks: usize,
 ) -> HostMemory {
     if !selected.slots.is_empty() {
-        return HostMemory { ranks: local_ranks as u64, total_bytes: 0, input_bytes: 0 };
+        let ranks = local_ranks as u64;
+        return HostMemory { ranks, total_bytes: 0, input_bytes: 0, inbox_bytes: 0 };
     }
     let sweep = options.sweep(ranks);
     let largest = sweep.block_lengths().last().copied().unwrap_or(0);
@@ -179,5 +180,6 @@ fn host_memory(
         ranks: local_ranks as u64,
         total_bytes: total_bytes.saturating_mul(operations),
         input_bytes: input_bytes.saturating_mul(operations),
+        inbox_bytes: setup::inbox_bytes_max(options, ranks, largest).saturating_mul(operations),
     }
 }

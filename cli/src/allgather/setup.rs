@@ -173,6 +173,12 @@ impl<'a> Setup<'a> {
     }
 }
 
+/// Returns the length of the largest memory for contributions that a rank has, in bytes.
+pub(super) fn inbox_bytes_max(options: &Options, ranks: usize, block_length: u64) -> u64 {
+    // Lengths that have no layout are refused when the operation is prepared.
+    layout(options, ranks, block_length).map_or(0, |layout| layout.inbox_bytes_max())
+}
+
 fn layout(options: &Options, ranks: usize, block_length: u64) -> Result<Layout> {
     layout_of(options, vec![options.shape.lengths(options.goal, block_length, ranks)])
 }

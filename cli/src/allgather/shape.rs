@@ -47,7 +47,7 @@ impl ShapeOptions {
     }
 
     /// Returns the length of each rank's block in elements, with `block_length` on average; of the
-    /// whole in a broadcast.
+    /// whole where an output is a single block, as in a broadcast.
     ///
     /// Between pairs of ranks, the blocks differ by default: the numbers are 0:1:2 and so on.
     pub(super) fn lengths(&self, goal: Goal, block_length: u64, ranks: usize) -> Vec<u64> {

@@ -38,8 +38,8 @@ pub(crate) struct Options {
     /// own lanes [default: one fabric connects all ranks]
     #[arg(long)]
     pub(super) tiers: bool,
-    /// Select the algorithm, one of direct, pull, ring, double-ring, hierarchical or
-    /// hierarchical-ring; auto means direct
+    /// Select the algorithm, one of direct, pull, ring, double-ring, hierarchical,
+    /// hierarchical-ring or recursive-doubling; auto means direct
     #[arg(long, default_value = "auto", value_name = "NAME")]
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]

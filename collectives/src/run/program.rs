@@ -188,8 +188,9 @@ fn provider_or_writer(flag: Flag, reader: Rank) -> Rank {
 /// Makes one copy of puts to one peer that follow each other, if their bytes are neighbors in the
 /// source and in the destination.
 ///
-/// The first put then moves all bytes, and the others none. No step is between them, so nobody can
-/// tell that the later bytes are announced, or their sources read, with the first ones.
+/// The first put then moves all bytes, and the others none. Only puts of no bytes are between them,
+/// and a signal behind the last one announces them all, so no rank can see that later bytes move
+/// earlier.
 fn join_neighbors(steps: &mut [BoundStep]) {
     let mut first = None;
     for at in 0..steps.len() {
@@ -419,6 +420,49 @@ mod tests {
 
     fn signal(peer: u32, flag: Flag) -> Step {
         Step::Signal { peer: Rank(peer), flag }
+    }
+
+    #[test]
+    fn only_puts_of_neighboring_bytes_are_joined() {
+        let at = |buffer, offset| BufferOffset { buffer, offset };
+        let put = |peer, from: u64, to: u64, bytes| BoundStep::Put {
+            peer: Rank(peer),
+            dst: at(BufferId::Output(0), to),
+            src: at(BufferId::Output(0), from),
+            bytes,
+            rows: Rows::ONE,
+        };
+        let joined = |mut steps: Vec<BoundStep>| -> Vec<u64> {
+            join_neighbors(&mut steps);
+            steps.iter().map(BoundStep::bytes).collect()
+        };
+        let first = put(1, 100, 200, 8);
+        let flag = FlagAddress { crosses_tiers: false, word: 0, peer: Rank(1), lag: 0 };
+        let signal = BoundStep::Signal { peer: Rank(1), flag };
+        let other_source = BoundStep::Put {
+            peer: Rank(1),
+            dst: at(BufferId::Output(0), 208),
+            src: at(BufferId::Input(0), 108),
+            bytes: 4,
+            rows: Rows::ONE,
+        };
+        let get = BoundStep::Get {
+            peer: Rank(1),
+            dst: at(BufferId::Output(0), 208),
+            src: at(BufferId::Output(0), 108),
+            bytes: 4,
+            rows: Rows::ONE,
+        };
+
+        assert_eq!(joined(vec![first, put(1, 108, 208, 4), put(1, 112, 212, 2)]), [14, 0, 0]);
+        assert_eq!(joined(vec![first, put(2, 0, 0, 0), put(1, 108, 208, 4)]), [12, 0, 0]);
+        assert_eq!(joined(vec![first, put(2, 108, 208, 4)]), [8, 4], "another peer");
+        assert_eq!(joined(vec![first, put(1, 109, 208, 4)]), [8, 4], "a gap in the source");
+        assert_eq!(joined(vec![first, put(1, 108, 209, 4)]), [8, 4], "a gap in the destination");
+        assert_eq!(joined(vec![first, put(1, 92, 192, 8)]), [8, 8], "in the other order");
+        assert_eq!(joined(vec![first, signal, put(1, 108, 208, 4)]), [8, 0, 4], "a signal between");
+        assert_eq!(joined(vec![first, other_source]), [8, 4], "another buffer");
+        assert_eq!(joined(vec![first, get]), [8, 4], "a get");
     }
 
     #[test]

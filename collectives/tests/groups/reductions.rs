@@ -140,7 +140,16 @@ fn run<T: Number>(
         let contributors = match collective {
             Collective::Scan => 0..me.index() + 1,
             Collective::Exscan => 0..me.index(),
-            _ => 0..ranks,
+            Collective::ReduceScatter | Collective::AllReduce | Collective::Reduce { .. } => {
+                0..ranks
+            }
+            Collective::AllGather
+            | Collective::Broadcast { .. }
+            | Collective::AllToAll
+            | Collective::Gather { .. }
+            | Collective::Scatter { .. } => panic!("{collective} is no reduction"),
+            #[cfg(not(peerlane_workspace))]
+            _ => panic!("{collective} is unknown"),
         };
         let expected = match collective.is_receiver(me) {
             true => (begin..begin + len)

@@ -122,8 +122,8 @@ pub struct Candidate {
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as
-/// many blocks as ranks, the number of chunks is out of bounds, the algorithm does not suit the
-/// collective, or every algorithm is excluded.
+/// many blocks as ranks, the number of chunks is out of bounds, the root does not exist, the
+/// algorithm does not suit the collective or the topology, or every algorithm is excluded.
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let Question { topology, block_bytes, shape, links, algorithm, chunks, refused, .. } =
         *question;
@@ -136,6 +136,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     if let Some(algorithm) = algorithm {
         check_fits(algorithm, topology, shape)?;
     }
+    shape.collective.check(topology.ranks(), shape.in_place).map_err(invalid)?;
 
     let tolerance = Tolerance::new(question.measured, links);
     let sums = ClusterSums::new(topology, shape.collective, block_bytes);
@@ -171,7 +172,8 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     let unfit = algorithms(shape.collective)
         .filter(|_| algorithm.is_none())
         .filter_map(|one| Some((one, misfit(one, topology, shape)?)));
-    let reasons = refused.iter().copied().chain(excluded).chain(unfit);
+    let others = excluded.chain(unfit).filter(|&(one, _)| !is_refused(one));
+    let reasons = refused.iter().copied().chain(others);
     let refused = reasons.map(|(which, why)| (which, why.to_owned())).collect();
 
     let subject = subject(topology, &sums);

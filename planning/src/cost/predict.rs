@@ -44,8 +44,8 @@ pub struct Cost {
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the links are impossible, there are not as
-/// many blocks as ranks, the shape has no chunks or outputs, or the algorithm does not suit the
-/// collective.
+/// many blocks as ranks, the shape has no chunks or outputs, the root does not exist, or the
+/// algorithm does not suit the collective or the topology.
 pub fn predict(
     algorithm: Algorithm,
     topology: &Topology,

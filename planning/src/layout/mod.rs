@@ -324,23 +324,25 @@ impl Layout {
         let Range { start, end } = self.range(Cell { block: receiver, ..cell }, receiver);
         let input_offset = self.input_offset(cell.block, receiver) + start;
 
-        let inbox_offset = self.inbox_stride(receiver) * u64::from(cell.block.0);
-        CellSpan { input_offset, output_offset: inbox_offset + start, bytes: end - start }
+        let inbox_offset = self.inbox_stride(receiver).saturating_mul(cell.block.0.into());
+        CellSpan {
+            input_offset,
+            output_offset: inbox_offset.saturating_add(start),
+            bytes: end - start,
+        }
     }
 
     /// Returns the length in bytes of the memory for the contributions to the block that `rank`
     /// reduces.
     ///
-    /// This memory is the inbox of `rank`, which has a place for the contribution of each rank. The
-    /// length is 0 if `rank` reduces no block.
+    /// This memory is the inbox of `rank`, which has a place for each rank up to the last one that
+    /// contributes. The length is 0 if `rank` reduces no block.
     ///
     /// # Panics
     /// If there is no such rank.
     pub fn inbox_bytes(&self, rank: Rank) -> u64 {
-        match self.collective.reduces(rank) {
-            true => self.inbox_stride(rank).saturating_mul(self.ranks() as u64),
-            false => 0,
-        }
+        let places = self.collective.contributors(rank, Rank::at(self.ranks()).0).end;
+        self.inbox_stride(rank).saturating_mul(places.into())
     }
 
     /// Returns the distance in bytes between the contributions of consecutive ranks in the inbox of
@@ -348,7 +350,7 @@ impl Layout {
     ///
     /// It is aligned, so no two contributions share a cache line.
     fn inbox_stride(&self, rank: Rank) -> u64 {
-        self.block_bytes(rank, rank).next_multiple_of(CHUNK_ALIGN_BYTES)
+        self.block_bytes(rank, rank).checked_next_multiple_of(CHUNK_ALIGN_BYTES).unwrap_or(u64::MAX)
     }
 
     /// Returns the spans that copy the chunk `cell` from a buffer of rank `owner` to the output of

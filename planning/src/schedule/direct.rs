@@ -89,7 +89,7 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
     };
 
     let mut steps = Vec::new();
-    // Ranks that send results also contribute.
+    // Only ranks that contribute, or send results, write here; the latter also contribute.
     if let Some(flag) = writable(request, rank, lane) {
         let contributors = filtered(served, |peer| collective.contributes(peer, rank));
         steps.extend(contributors.into_iter().map(|peer| signal(peer, flag)));
@@ -329,9 +329,13 @@ fn reduction_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     let PathEstimate { mut terms, mut host } = copies(Collective::AllToAll);
 
     let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
-    let bytes_added = sums.block_bytes_max.saturating_mul(sums.ranks);
-    let added = own.puts(request.chunks(), bytes_added);
-    terms.push(Term::new("additions", added, format!("of {} contributions", sums.ranks)));
+    // The last rank adds the most contributions, where ranks differ.
+    let ranks = u32::try_from(sums.ranks).unwrap_or(u32::MAX);
+    let adder = shape.collective.only_receiver().unwrap_or(Rank(ranks - 1));
+    let contributions = u64::from(shape.collective.contributors(adder, ranks).end);
+    let bytes_added = sums.block_bytes_max.saturating_mul(contributions);
+    let added = if contributions > 0 { own.puts(request.chunks(), bytes_added) } else { 0 };
+    terms.push(Term::new("additions", added, format!("of {contributions} contributions")));
 
     if returns_results(shape.collective) {
         let results = copies(Collective::AllGather);

@@ -35,8 +35,7 @@ pub(super) const RECURSIVE_DOUBLING: Schedule = Schedule {
     fits,
     lanes,
     redundant: |sums| (sums.ranks <= 2).then_some("there are no more than two ranks"),
-    // A rank passes blocks on, but only all at once, so chunks gain nothing.
-    forwards: |_| false,
+    forwards: |sums| sums.ranks > 2,
     gets: false,
     joins_blocks: true,
     needs_measurements: |_, _| true,
@@ -54,16 +53,14 @@ fn fits(topology: &Topology, shape: Shape) -> Result<(), &'static str> {
     }
 
     // The ranks of a node differ only in the lowest bits, so all rounds but the first leave it.
+    // Nodes of equal size divide a power of two, so their size is one, too.
     let node_ranks = topology.members(0).len();
-    let is_aligned = |node: u32| {
+    let is_consecutive = |node: u32| {
         let members = topology.members(node);
-        let first = members[0].index();
-        members.len() == node_ranks
-            && first.is_multiple_of(node_ranks)
-            && members[node_ranks - 1].index() == first + node_ranks - 1
+        let last = members[members.len() - 1].index();
+        members.len() == node_ranks && last - members[0].index() == node_ranks - 1
     };
-    let are_aligned = (0..Rank::at(topology.nodes()).0).all(is_aligned);
-    match node_ranks.is_power_of_two() && are_aligned {
+    match (0..Rank::at(topology.nodes()).0).all(is_consecutive) {
         true => Ok(()),
         false => Err("the nodes do not have equal numbers of consecutive ranks"),
     }

@@ -113,8 +113,7 @@ pub struct Schedule {
     pub(crate) forwards: fn(&ClusterSums) -> bool,
     /// Whether ranks get blocks from their peers instead of putting them.
     pub gets: bool,
-    /// Whether it is estimated that blocks of several ranks are one copy, which they are only if
-    /// they are neighbors in the output.
+    /// Whether the estimate counts neighboring blocks of several ranks as one copy.
     pub joins_blocks: bool,
     /// Returns whether the algorithm may be preferred inside one node only if link rates were
     /// measured.
@@ -209,6 +208,9 @@ pub(crate) fn check_fits(
     shape: Shape,
 ) -> Result<(), Error> {
     check_suits(algorithm, shape.collective)?;
+    if let Err(text) = shape.collective.check(topology.ranks(), shape.in_place) {
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
     let Some(why) = misfit(algorithm, topology, shape) else { return Ok(()) };
 
     let known: Vec<_> = fitting(topology, shape).map(Algorithm::name).collect();
@@ -234,7 +236,8 @@ fn check_suits(algorithm: Algorithm, collective: Collective) -> Result<(), Error
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the topology has no such rank, the algorithm
-/// cannot carry out the collective, or a field of the shape is out of its bounds.
+/// cannot carry out the collective or cannot be used on the topology, or a field of the shape is
+/// out of its bounds.
 pub fn plan(
     algorithm: Algorithm,
     topology: &Topology,
@@ -248,10 +251,6 @@ pub fn plan(
 
     let Shape { collective, chunks, in_place, outputs, flags, tiers: _ } = shape;
     check_fits(algorithm, topology, shape)?;
-    if let Err(text) = collective.check(topology.ranks(), in_place) {
-        return invalid(text);
-    }
-
     if !(1..=CHUNKS_MAX).contains(&chunks) {
         return invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}"));
     }

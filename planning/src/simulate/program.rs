@@ -1,9 +1,9 @@
 //! Packs the plans of all ranks into memory, and links each signal to the step that waits for it.
 
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{ErrorKind, Rank, Rows};
 
 use crate::error::Error;
-use crate::layout::{self, FLAG_WORDS, FlagLayout, Layout, Span};
+use crate::layout::{self, BufferPosition, FLAG_WORDS, FlagLayout, Layout, Span};
 use crate::plan::{Cell, Flag, LaneId, Plan, Source, Step, Tier};
 
 /// The maximum number of plan steps of all ranks together in one simulation.
@@ -245,16 +245,13 @@ impl<'a> Compiler<'a> {
             return packed;
         };
         let before = self.run.take();
+        let Some(span) = self.single_span(rank, peer, step, (cell, from)) else { return packed };
 
-        // Contributions go to other memory, and a put of the input of another rank is a fault of
-        // the plan that only the verifier names.
-        let source = if self.program.in_place { Source::Output } else { from };
-        let is_readable = source == Source::Output || cell.block == rank;
-        if step.contributes(self.layout.collective()) || !is_readable {
+        // A put of no bytes separates nothing.
+        if span.bytes == 0 {
+            self.run = before;
             return packed;
         }
-        let mut spans = self.layout.spans(cell, (rank, source), peer);
-        let (Some(span), None) = (spans.next(), spans.next()) else { return packed };
 
         if let Some(run) = before.filter(|run| (run.peer, run.from) == (peer, from))
             && let Some(span) = run.span.joined(span).filter(|span| span.bytes <= OPERAND_MAX)
@@ -268,6 +265,41 @@ impl<'a> Compiler<'a> {
 
         self.run = Some(PutRun { first: number, peer, from, span, passed_on });
         packed
+    }
+
+    /// Returns the bytes that a put of `rank` copies, or `None` if they are in several pieces or
+    /// the put is one that only the verifier refuses.
+    fn single_span(
+        &self,
+        rank: Rank,
+        peer: Rank,
+        step: Step,
+        (cell, from): (Cell, Source),
+    ) -> Option<Span> {
+        let collective = self.layout.collective();
+        let position = |offset| BufferPosition { buffer: 0, offset };
+        if step.contributes(collective) {
+            let given = self.layout.contribution(cell, peer);
+            let [src, dst] = [given.input_offset, given.output_offset].map(position);
+            return Some(Span { src, dst, bytes: given.bytes, rows: Rows::ONE });
+        }
+
+        let source = if self.program.in_place { Source::Output } else { from };
+        let is_readable = match source {
+            Source::Input => cell.block == rank,
+            Source::Output => collective.requires(cell.block, rank),
+        };
+        if !is_readable || !collective.requires(cell.block, peer) {
+            return None;
+        }
+
+        if self.layout.cell(cell, peer).bytes == 0 {
+            let [src, dst] = [position(0); 2];
+            return Some(Span { src, dst, bytes: 0, rows: Rows::ONE });
+        }
+        let mut spans = self.layout.spans(cell, (rank, source), peer);
+        let span = spans.next()?;
+        spans.next().is_none().then_some(span)
     }
 
     /// Checks a plan step of `rank`, and converts it to a step of the simulation's model.

@@ -1,4 +1,5 @@
-//! Checks that every chunk that a rank needs is copied to it exactly once.
+//! Checks that every chunk that a rank needs is copied to it exactly once, and that contributions
+//! are added in order.
 
 use peerlane_hal::Rank;
 
@@ -16,7 +17,7 @@ use crate::plan::{Cell, LaneId, Step};
 pub(super) struct Copies {
     by_output: Vec<Vec<CellCopy>>,
     by_inbox: Vec<Vec<CellCopy>>,
-    /// For each followed rank, whether its output depends on the input of every rank.
+    /// For each followed rank, whether its output depends on the input of every other rank.
     hears_from_everyone: Vec<bool>,
 }
 
@@ -51,7 +52,7 @@ impl Copies {
         index.ok().map(|index| copies[index])
     }
 
-    /// Returns whether the output of `rank` depends on the input of every rank.
+    /// Returns whether the output of `rank` depends on the input of every other rank.
     pub(super) fn hears_from_everyone(&self, set: &PlanSet, rank: Rank) -> bool {
         self.hears_from_everyone[set.symmetry.representative_index(rank)]
     }
@@ -101,21 +102,20 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
 
         // A rank reads its own contribution from its input, so no step puts it into the inbox.
         let collective = set.collective;
-        let contributions = cells(set.ranks, set.chunks)
-            .filter(move |cell| cell.block != rank && collective.contributes(cell.block, rank));
+        let chunks = set.chunks;
+        let contributors = (0..set.ranks)
+            .map(Rank)
+            .filter(move |&from| from != rank && collective.contributes(from, rank));
+        let contributions =
+            contributors.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }));
         check_cells(set, rank, copies, contributions)?;
     }
 
     // The last addition to a cell counts as its copy, so the outputs are checked only after it has
     // been appended to `by_output`.
-    for last in check_additions(set, additions(set))? {
-        let back = symmetry.rotation_back(last.rank);
-        let copy = CellCopy {
-            cell: symmetry.rotated_cell(back, last.cell),
-            rank: symmetry.rotated(back, last.rank),
-            step: last.step,
-        };
-        by_output[symmetry.representative_index(last.rank)].push(copy);
+    for Addition { rank, cell, step, .. } in check_additions(set, additions(set))? {
+        // Only additions of followed ranks are there, which represent themselves.
+        by_output[symmetry.representative_index(rank)].push(CellCopy { cell, rank, step });
     }
     for ((rank, _), copies) in set.followed_ranks().zip(&mut by_output) {
         copies.sort_unstable();
@@ -126,7 +126,7 @@ pub(super) fn check(set: &PlanSet) -> Result<Copies, Fault> {
     Ok(Copies { by_output, by_inbox, hears_from_everyone })
 }
 
-/// Returns, for each followed rank, whether its output depends on the input of every rank.
+/// Returns, for each followed rank, whether its output depends on the input of every other rank.
 ///
 /// This is derived from the steps, and not from what the collective says: only a put or a get from
 /// the input of a rank brings in the block of that rank, only an addition brings in a contribution,
@@ -157,12 +157,6 @@ fn hears_from_everyone(set: &PlanSet, by_output: &[Vec<CellCopy>]) -> Vec<bool> 
         others + 1 == ranks
     };
     set.followed_ranks().zip(by_output).map(hears).collect()
-}
-
-/// Returns the cells of `ranks` blocks with `chunks` chunks each, in ascending order.
-fn cells(ranks: u32, chunks: u32) -> impl Iterator<Item = Cell> + Clone {
-    let blocks = (0..ranks).map(Rank);
-    blocks.flat_map(move |block| (0..chunks).map(move |chunk| Cell { block, chunk }))
 }
 
 /// Identifies the step of `rank` that adds the contribution of rank `from` to `cell`.
@@ -212,6 +206,11 @@ pub(super) fn check_additions(
             // state, so these are all there are if none is missing or twice there.
             check_once(of_cell, location)?;
             let order = set.collective.additions(rank, set.ranks, set.in_place);
+            last_additions.extend(of_cell.last());
+            if of_cell.iter().map(|sum| sum.from).eq(order.clone()) {
+                continue;
+            }
+
             for (position, from) in order.enumerate() {
                 let Some(index) = of_cell.iter().position(|sum| sum.from == from) else {
                     return Err(Fault::NeverReduced { rank, cell, from });
@@ -230,8 +229,6 @@ pub(super) fn check_additions(
                     });
                 }
             }
-
-            last_additions.extend(of_cell.last());
         }
     }
 

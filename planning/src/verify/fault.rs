@@ -208,7 +208,7 @@ pub enum Fault {
         /// The location of an addition in another lane.
         second: Location,
     },
-    /// An addition to a chunk comes before another one that the collective has at its place.
+    /// An addition to a chunk is not the one that the collective states at its place.
     ///
     /// The order of additions decides how a sum of floating-point numbers is rounded.
     #[error(

@@ -4,7 +4,7 @@
 //! | file | checks or holds |
 //! | --- | --- |
 //! | `plan_set.rs` | the plans agree and name only what exists; the followed lanes |
-//! | `copies.rs` | every required cell is copied exactly once; the waits that prove a copy complete |
+//! | `copies.rs` | every required cell is copied exactly once, and added in order; who hears from whom; the waits that prove a copy complete |
 //! | `flags.rs` | every flag has one writer, one reader, one signal and one wait in a start; all lanes end |
 //! | `races.rs` | no lane reads data early, and none overwrites data in use |
 //! | `happens_before.rs` | vector clocks and a search, for `races.rs` |

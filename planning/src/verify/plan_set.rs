@@ -374,6 +374,14 @@ impl StepCheck<'_> {
                 self.check_lane(reader, lane)
             }
             Flag::Arrived { cell, lane } | Flag::Contributed { cell, lane } => {
+                // Only the flags of a reduction have words for contributions.
+                let is_known =
+                    matches!(flag, Flag::Arrived { .. }) || self.plan.collective.is_reduction();
+                self.check_exists(is_known, || {
+                    let name = self.plan.collective.with_article();
+                    (format!("flag {flag} in {name}"), "a flag of a copy".to_owned())
+                })?;
+
                 self.check_cell(cell)?;
                 self.check_lane(reader, lane)
             }

@@ -234,13 +234,13 @@ impl<'a> PlanSource<'a> {
     /// Returns a topology of some of the nodes, with at most `ranks_max` ranks, that the algorithm
     /// can be used on.
     fn fitting_nodes(&self, ranks_max: usize) -> Topology {
-        let smaller = (1..=ranks_max).rev().map(|most| some_nodes(self.topology, most));
+        let mut smaller = (1..=ranks_max).rev().map(|most| some_nodes(self.topology, most));
         let fits = |subset: &Topology| {
             let PlanSource { algorithm, shape, .. } = PlanSource::for_topology(self, subset);
             schedule::misfit(algorithm, subset, shape).is_none()
         };
 
-        smaller.into_iter().find(fits).expect("every algorithm can be used for one rank")
+        smaller.find(fits).expect("every algorithm can be used for one rank")
     }
 
     /// Checks that the fabric of each lane of `plan` reaches the peers of the lane's steps.
@@ -280,6 +280,10 @@ impl<'a> PlanSource<'a> {
 
 /// Checks that `plan` adds the contributions that its collective states, in the stated order.
 fn check_own_additions(plan: &Plan) -> Result<(), Fault> {
+    if !plan.collective.is_reduction() {
+        return Ok(());
+    }
+
     let set = PlanSet::new(std::slice::from_ref(plan), Symmetry::none(plan.ranks as usize));
     copies::check_additions(&set, copies::additions(&set)).map(|_| ())
 }
@@ -451,8 +455,8 @@ impl Sample {
 
 /// Returns a topology of some nodes of `topology`, with at most `ranks_max` ranks.
 ///
-/// It has the smallest node, the largest node and pseudo-random others. If one of these two does
-/// not fit, some of its ranks are left out.
+/// It has ranks of the smallest node, of the largest node and of pseudo-random others. Ranks of the
+/// first and of the last of them are left out if there are too many.
 fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
     let nodes = topology.nodes();
     let members = |node: usize| topology.members(Rank::at(node).0);
@@ -463,15 +467,15 @@ fn some_nodes(topology: &Topology, ranks_max: usize) -> Topology {
     let mut random = SplitMix64::new(topology);
     let candidates = (0..4 * nodes).map(|_| random.below(nodes)).chain(0..nodes);
 
+    // One node alone sends nothing over the network, so the first one leaves half for others.
+    let ranks_max = ranks_max.max(1);
+    let first_max = if nodes > 1 { ranks_max.div_ceil(2) } else { ranks_max };
     let mut selected: Vec<(usize, usize)> = Vec::new();
-    let mut ranks_left = ranks_max.max(1);
+    let mut ranks_left = ranks_max;
     for node in extremes.into_iter().flatten().chain(candidates) {
-        // Some ranks of a second node are better than none, because one node sends nothing to
-        // others. Later nodes are taken whole or not at all.
-        let can_be_cut = selected.len() < 2;
-        let kept = members(node).len().min(ranks_left);
-        let fits = kept == members(node).len() || can_be_cut && kept > 0;
-        if fits && selected.iter().all(|&(other, _)| other != node) {
+        let most = if selected.is_empty() { first_max } else { ranks_left };
+        let kept = members(node).len().min(most);
+        if kept > 0 && selected.iter().all(|&(other, _)| other != node) {
             ranks_left -= kept;
             selected.push((node, kept));
         }
@@ -544,10 +548,14 @@ mod tests {
     #[test]
     fn a_sample_of_nodes_has_ranks_of_two_nodes() {
         let topology: Topology = "1+5+5".parse().unwrap();
-        for ranks_max in 2..=11 {
-            let subset = some_nodes(&topology, ranks_max);
-            assert!(subset.nodes() >= 2 && subset.ranks() <= ranks_max, "{ranks_max}: {subset}");
+        for topology in [topology, "8+8".parse().unwrap(), "3x72".parse().unwrap()] {
+            for ranks_max in 2..=topology.ranks() {
+                let subset = some_nodes(&topology, ranks_max);
+                assert!(subset.nodes() >= 2, "{ranks_max}: {subset}");
+                // The first node may leave more ranks than the others have.
+                assert!(subset.ranks() <= ranks_max, "{ranks_max}: {subset}");
+            }
+            assert_eq!(some_nodes(&topology, 1).ranks(), 1);
         }
-        assert_eq!(some_nodes(&topology, 1).ranks(), 1);
     }
 }

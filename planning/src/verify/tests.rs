@@ -233,3 +233,17 @@ fn a_counterexample_names_the_start_of_a_wait_for_the_last_start() {
     }
     assert!(explained > 0);
 }
+
+/// The flags of an all-gather have no words for contributions.
+#[test]
+fn a_flag_of_a_contribution_outside_of_a_reduction_is_refused() {
+    let mut plans = plans_of(Collective::AllGather, 2, 1);
+    for step in plans.iter_mut().flat_map(|plan| &mut plan.lanes[0].steps) {
+        if let Step::Signal { flag, .. } | Step::Wait { flag } = step
+            && let Flag::Arrived { cell, lane } = *flag
+        {
+            *flag = Flag::Contributed { cell, lane };
+        }
+    }
+    assert_snapshot!(refusal(&plans), @"rank 0, lane 0, step 5 (signal contributed 0.0 to 1): flag contributed 0.0 in an all-gather does not exist, expected a flag of a copy");
+}

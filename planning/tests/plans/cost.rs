@@ -280,6 +280,17 @@ fn impossible_questions_are_named() {
 }
 
 #[test]
+fn a_root_that_does_not_exist_is_named() {
+    let (topology, links) = (Topology::flat(2).unwrap(), Links::default());
+    let shape = Shape { collective: Collective::Broadcast { root: Rank(9) }, ..Shape::default() };
+    let asked = Question { shape, ..question(&topology, &[1, 2], &links) };
+    let text = "root is 9, expected a rank below 2";
+    assert_eq!(cost::choose(&asked).unwrap_err().to_string(), text);
+    let predicted = cost::predict(Algorithm::Direct, &topology, shape, &[1, 2], &links);
+    assert_eq!(predicted.unwrap_err().to_string(), text);
+}
+
+#[test]
 fn choosing_for_16384_ranks_takes_no_time() {
     let topology = uneven(&[8; 2048]);
     let blocks = vec![MIB; 16384];

@@ -8,6 +8,7 @@ use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Fallback, Group, GroupOptions, Operation};
 use peerlane_collectives::plan::{Algorithm, Tier};
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, LinkKind, Rank};
 use peerlane_host as host;
@@ -101,7 +102,10 @@ impl<'p> Player<'p> {
     fn gathers(mut self) -> Outcome {
         let blocks: String = self.parent.value("BLOCKS")?;
         let blocks: Vec<usize> = blocks.split(',').filter_map(|bytes| bytes.parse().ok()).collect();
-        for algorithm in Algorithm::ALL.iter().copied() {
+        let topology = self.group.topology();
+        let shape = Shape { tiers: topology.nodes() > 1, ..Shape::default() };
+        let fitting: Vec<Algorithm> = schedule::fitting(topology, shape).collect();
+        for algorithm in fitting {
             for (index, bytes) in blocks.iter().copied().enumerate() {
                 let builder = self.group.all_gather::<u8>(bytes).algorithm(algorithm);
                 // In place one time, with two outputs in turn the next.

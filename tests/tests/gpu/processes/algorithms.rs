@@ -2,6 +2,7 @@
 
 use peerlane_collectives::group::{Group, GroupOptions, Operation};
 use peerlane_collectives::plan::Algorithm;
+use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
 use peerlane_tests::Outcome;
 
@@ -48,7 +49,9 @@ fn several_nodes(test_rank: &mut TestRank) -> Outcome {
 type Once<'a> = &'a mut dyn FnMut(&mut Operation<u8>) -> Outcome;
 
 fn gathers(group: &mut Group, once: Once<'_>) -> Outcome {
-    for algorithm in Algorithm::ALL.iter().copied() {
+    let shape = Shape { tiers: group.topology().nodes() > 1, ..Shape::default() };
+    let fitting: Vec<Algorithm> = schedule::fitting(group.topology(), shape).collect();
+    for algorithm in fitting {
         for (bytes, in_place) in SHAPES {
             let builder = group.all_gather::<u8>(bytes).algorithm(algorithm).chunks(2);
             let builder = if in_place { builder.in_place() } else { builder };
