@@ -17,7 +17,7 @@ fn a_choice_is_explained() {
       direct             chunks 1     5.61 ms  3.76 times as long
       pull               chunks 1     5.61 ms  3.76 times as long
       double-ring        chunks 8     5.62 ms  3.77 times as long
-      recursive-doubling chunks 1     6.14 ms  4.12 times as long
+      recursive-doubling chunks 8     6.14 ms  4.12 times as long
       ring               chunks 8     9.84 ms  6.60 times as long
     predicted: 1.49 ms
           10 µs  start
