@@ -99,6 +99,21 @@ fn broken_scatters_are_refused() {
 }
 
 #[test]
+fn broken_all_to_alls_are_refused() {
+    check(Form::Goal(Collective::AllToAll, Algorithm::Direct));
+    check(Form::Goal(Collective::AllToAll, Algorithm::Pull));
+    check(Form::GoalInTurn(Collective::AllToAll, Algorithm::Direct));
+    check(Form::GoalOfTiers(Collective::AllToAll, Algorithm::Direct));
+}
+
+#[test]
+fn broken_broadcasts_are_refused() {
+    check(Form::Goal(BROADCAST, Algorithm::Direct));
+    check(Form::Goal(BROADCAST, Algorithm::Pull));
+    check(Form::GoalOfTiers(BROADCAST, Algorithm::Ring));
+}
+
+#[test]
 fn broken_reductions_are_refused() {
     let reductions = Collective::ALL.iter().filter(|one| one.is_reduction());
     for &collective in reductions {
@@ -203,10 +218,12 @@ fn check(form: Form) {
 
     // Only a second lane that waits for peers can be out of reach.
     let single = |class: &&FaultClass| **class != FaultClass::Unreachable || form == Form::PutLane;
-    // The only source of a direct scatter is the input of the root, which nobody writes.
-    let scatters = [Form::Goal, Form::GoalInTurn, Form::GoalOfTiers]
-        .map(|form| form(SCATTER, Algorithm::Direct));
-    let reads = |class: &&FaultClass| **class != FaultClass::ReadEarly || !scatters.contains(&form);
+    // The only sources of a direct scatter or all-to-all are inputs, which nobody writes.
+    let of_inputs = [Form::Goal, Form::GoalInTurn, Form::GoalOfTiers]
+        .map(|form| [SCATTER, Collective::AllToAll].map(|goal| form(goal, Algorithm::Direct)));
+    let of_inputs = of_inputs.concat();
+    let reads =
+        |class: &&FaultClass| **class != FaultClass::ReadEarly || !of_inputs.contains(&form);
     // Only reductions have an order of additions.
     let is_reduction = matches!(
         form,

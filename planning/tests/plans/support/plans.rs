@@ -45,7 +45,7 @@ pub(crate) const SCATTER: Collective = Collective::Scatter { root: Rank(0) };
 pub(crate) const REDUCE: Collective = Collective::Reduce { root: Rank(0) };
 
 impl Form {
-    pub(crate) const ALL: [Self; 50] = [
+    pub(crate) const ALL: [Self; 54] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
@@ -81,6 +81,10 @@ impl Form {
         Self::GoalInTurn(SCATTER, Algorithm::Direct),
         Self::GoalInTurn(BROADCAST, Algorithm::Direct),
         Self::GoalInTurn(BROADCAST, Algorithm::Ring),
+        Self::Goal(Collective::AllToAll, Algorithm::Direct),
+        Self::Goal(Collective::AllToAll, Algorithm::Pull),
+        Self::GoalInTurn(Collective::AllToAll, Algorithm::Direct),
+        Self::Goal(BROADCAST, Algorithm::Pull),
         Self::GoalOfTiers(GATHER, Algorithm::Direct),
         Self::GoalOfTiers(SCATTER, Algorithm::Direct),
         Self::Goal(Collective::ReduceScatter, Algorithm::Direct),
