@@ -1,7 +1,7 @@
 //! Runs reductions with the kernels of `kernels/reduce.cu`.
 //!
-//! The driver compiles their PTX for its device when the first operation with a reduction is prepared, and caches the result.
-//! Neither nvcc nor the CUDA runtime library is needed.
+//! The driver compiles their PTX for its device when the first operation with a reduction is
+//! prepared, and caches the result. Neither nvcc nor the CUDA runtime library is needed.
 
 use std::ffi::{CStr, CString, c_void};
 
@@ -18,7 +18,7 @@ const PTX: &str = include_str!("../kernels/reduce.ptx");
 const SOURCES_MAX: usize = 128;
 const THREADS: u32 = 512;
 
-/// The types for which there are kernels, in the order of [`Kernels::functions`].
+/// The types that have kernels, in the order of [`Kernels::functions`].
 const TYPES: [DType; 8] = [
     DType::U8,
     DType::U16,
@@ -30,12 +30,12 @@ const TYPES: [DType; 8] = [
     DType::F64,
 ];
 
-/// The results with which a driver refuses code: an invalid image, no code for the device, invalid PTX, no compiler, PTX of another
-/// version, no compilation, and an invalid source.
+/// The results of a driver that refuses code: an invalid image, no code for the device, invalid
+/// PTX, no compiler, PTX of another version, no compilation, and an invalid source.
 const REFUSALS: [sys::CUresult; 7] = [200, 209, 218, 221, 222, 223, 300];
 
-/// The kernels for reductions in one context. They stay loaded as long as the context lives, because unloading may wait for streams that
-/// wait for peers.
+/// The kernels for reductions in one context. They stay loaded as long as the context lives,
+/// because unloading may wait for streams that wait for peers.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     /// For each type the kernel for sums, and that for the largest value.
@@ -50,7 +50,8 @@ struct Sources([DevicePtr; SOURCES_MAX]);
 #[derive(Debug, PartialEq, Eq)]
 struct Recipe {
     kernel: (usize, usize),
-    /// The mask with which the kernel combines all words by an exclusive or when it loads and stores them.
+    /// The mask that the kernel applies to all words, by an exclusive or, when it loads and stores
+    /// them.
     flip: u64,
     divides: bool,
 }
@@ -71,6 +72,10 @@ impl Recipe {
         let bits = 8 * dtype.bytes();
         let sign =
             (0..u64::BITS as usize / bits).fold(0, |sign, at| sign | 1 << (bits * (at + 1) - 1));
+
+        // The kernels find only the largest value, and compare integers as unsigned. A flipped sign
+        // bit gives signed integers that order, and negates floats. The complement reverses the
+        // order of integers.
         let order = if is_signed { sign } else { 0 };
         let flip = match operator {
             Operator::Max => order,
@@ -80,6 +85,7 @@ impl Recipe {
             #[cfg(not(peerlane_workspace))]
             _ => 0,
         };
+
         let is_sum = matches!(operator, Operator::Sum | Operator::Average);
         let divides = operator == Operator::Average;
         Self { kernel: (of_type, usize::from(!is_sum)), flip, divides }
@@ -92,7 +98,9 @@ impl Kernels {
         let driver = context.driver;
         let load = context.require("cuModuleLoadDataEx", driver.module_load_data_ex)?;
         let find = context.require("cuModuleGetFunction", driver.module_get_function)?;
+        // Checked here, so that the first launch cannot fail for it.
         context.require("cuLaunchKernel", driver.launch_kernel)?;
+
         let ptx = CString::new(PTX).expect("the text has no zero");
         let mut module = std::ptr::null_mut();
         let mut log = [0_u8; 2048];
@@ -100,12 +108,15 @@ impl Kernels {
         let mut values = [log.as_mut_ptr().cast(), log.len() as *mut c_void];
         let count = options.len() as u32;
         let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
-        // SAFETY: the text ends with a zero; the arrays hold as many options as values; the results are stored in locals.
+        // SAFETY: the text ends with a zero; the arrays hold as many options as values; the results
+        // are stored in locals.
         let code = unsafe { load(&raw mut module, ptx.as_ptr().cast(), count, options, values) };
+        // Such an error is not a fault, and its text says what the driver needs.
         if REFUSALS.contains(&code) {
             return Err(refused(context, code, &log));
         }
         context.check("cuModuleLoadDataEx", code)?;
+
         let mut kernels = Self { functions: [[std::ptr::null_mut(); 2]; TYPES.len()] };
         for (dtype, functions) in TYPES.iter().zip(&mut kernels.functions) {
             for (function, operator) in functions.iter_mut().zip(["sum", "max"]) {
@@ -125,22 +136,25 @@ fn refused(context: &Context, code: sys::CUresult, log: &[u8]) -> Error {
     let result = CudaResult::query(context.driver, code);
     let log = CStr::from_bytes_until_nul(log).unwrap_or_default().to_string_lossy();
     let reason = if log.trim().is_empty() { String::new() } else { format!(" ({})", log.trim()) };
+
     let text = format!(
-        "the driver does not accept the kernels for reductions on {}: {result}{reason}; they need a device of compute capability \
-         7.0 or newer, and this driver needs its PTX compiler (libnvidia-ptxjitcompiler.so.1)",
+        "the driver does not accept the kernels for reductions on {}: {result}{reason}; they need \
+         a device of compute capability 7.0 or newer, and this driver needs its PTX compiler \
+         (libnvidia-ptxjitcompiler.so.1)",
         context.label()
     );
     Error::Unavailable { text, result: Some(result) }
 }
 
-// SAFETY: the kernels read `count` elements of each source and write as many to the target, in the order of the stream. The
-// reducer names the length of `Sources` as the largest number.
+// SAFETY: the kernels read `count` elements of each source and write as many to the target, in the
+// order of the stream. The reducer names the length of `Sources` as the largest number.
 unsafe impl ReduceCalls for Context {
     fn prepare_reduce(&self) -> Result<Option<Reducer>, Error> {
         if self.kernels.get().is_none() {
             let kernels = Kernels::load(self)?;
             self.kernels.get_or_init(|| kernels);
         }
+
         let blocks = self.info.multiprocessors.max(1);
         Ok(Some(Reducer { sources_max: SOURCES_MAX, blocks, threads: THREADS }))
     }
@@ -158,12 +172,14 @@ unsafe impl ReduceCalls for Context {
         let Some(kernels) = self.kernels.get() else {
             return Err(Error::unavailable("the kernels for reductions are not loaded"));
         };
+
         let Recipe { kernel: (of_type, of_operator), flip, divides } = Recipe::new(reduction);
         let mut sources = Sources([0; SOURCES_MAX]);
         sources.0[..from.len()].copy_from_slice(from);
         let number = from.len() as u32;
         let divisor = if divides { number } else { 1 };
         let count = bytes / reduction.dtype().bytes() as u64;
+
         let mut parameters = [
             (&raw const to).cast_mut().cast::<c_void>(),
             (&raw const sources).cast_mut().cast(),
@@ -172,13 +188,15 @@ unsafe impl ReduceCalls for Context {
             (&raw const flip).cast_mut().cast(),
             (&raw const count).cast_mut().cast(),
         ];
+
         // More blocks would leave threads without a vector of 16 bytes.
         let needed = bytes.div_ceil(16 * u64::from(THREADS)).max(1);
         let blocks = u32::try_from(needed).unwrap_or(u32::MAX).min(blocks);
+
         let function = kernels.functions[of_type][of_operator];
         let (parameters, none) = (parameters.as_mut_ptr(), std::ptr::null_mut());
-        // SAFETY: the parameters are those of the kernel, and the driver copies them. The caller vouches for the stream and the
-        // spans.
+        // SAFETY: the parameters are those of the kernel, and the driver copies them. The caller
+        // vouches for the stream and the spans.
         let code =
             unsafe { launch(function, blocks, 1, 1, THREADS, 1, 1, 0, stream.0, parameters, none) };
         self.check("cuLaunchKernel", code)

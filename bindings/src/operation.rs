@@ -1,4 +1,5 @@
-//! Operations whose element type is known only at run time, and which own the state of their last start.
+//! Operations whose element type is known only at run time, and which own the state of their last
+//! start.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -36,9 +37,11 @@ pub struct Request {
     capturable: bool,
     /// Whether each start can have its own lengths and places.
     pub resizable: bool,
-    /// Whether the lengths and places of starts are compared also where the host cannot read the flags directly.
+    /// Whether the lengths and places of starts are compared also where the host cannot read the
+    /// flags directly.
     pub check_starts: bool,
-    /// The number of rows of inputs or outputs that are matrices, and which of them are; `None` if none is.
+    /// The number of rows of inputs or outputs that are matrices, and which of them are; `None` if
+    /// none is.
     pub matrix: Option<(usize, Matrix)>,
     /// The name in errors, beside the collective.
     pub label: Option<String>,
@@ -46,9 +49,11 @@ pub struct Request {
     pub strict: bool,
     /// The timeout of a start, or `None` for that of the group.
     pub timeout: Option<Duration>,
-    /// The window of the input with the element at which the input begins, or `None` for memory of the operation.
+    /// The window of the input with the element at which the input begins, or `None` for memory of
+    /// the operation.
     pub input: Option<(Window<u8>, usize)>,
-    /// The window of the output with the element at which the output begins, or `None` for memory of the operation.
+    /// The window of the output with the element at which the output begins, or `None` for memory
+    /// of the operation.
     pub output: Option<(Window<u8>, usize)>,
 }
 
@@ -59,10 +64,12 @@ impl Request {
             collective,
             dtype,
             lens,
+
             operator: Operator::Sum,
             algorithm: None,
             chunks: None,
             in_place: false,
+            // Only the method `capturable` sets it, whose caller makes a promise.
             capturable: false,
             resizable: false,
             check_starts: false,
@@ -173,7 +180,8 @@ impl AnyOperation {
         self.noted(started)
     }
 
-    /// Waits for the open start, at most `limit`, or up to its timeout. Returns whether it is complete.
+    /// Waits for the open start, at most `limit`, or up to its timeout. Returns whether it is
+    /// complete.
     ///
     /// # Errors
     /// As [`OwnedStart::wait_until`], and if no start is open.
@@ -181,7 +189,8 @@ impl AnyOperation {
         self.state.wait(limit.map_or(Wait::ToEnd, Wait::Until))
     }
 
-    /// Waits for the open start until `part` has passed, as one of several calls. Returns whether it is complete.
+    /// Waits for the open start until `part` has passed, as one of several calls. Returns whether
+    /// it is complete.
     ///
     /// # Errors
     /// As [`OwnedStart::wait_part`], and if no start is open.
@@ -189,20 +198,23 @@ impl AnyOperation {
         self.state.wait(Wait::Part(part))
     }
 
-    /// Enqueues a start on a stream of the vendor, and returns the output. [`end_lease`](Self::end_lease) must follow. Collective.
+    /// Enqueues a start on a stream of the vendor, and returns the output.
+    /// [`end_lease`](Self::end_lease) must follow. Collective.
     ///
     /// # Errors
     /// As [`Operation::start_on`], and if a start is open or leased.
     ///
     /// # Safety
-    /// `stream` is a stream of the device of this rank. It lives until the operation was started on another one or was dropped.
+    /// `stream` is a stream of the device of this rank. It lives until the operation was started on
+    /// another one or was dropped.
     pub unsafe fn start_on(&mut self, stream: *mut c_void) -> Result<MemoryRange, Error> {
         // SAFETY: this function has the same contract.
         let started = unsafe { self.state.start_on(stream, self.backend) };
         self.noted(started)
     }
 
-    /// Ends the lease of the last start on a stream, because the work that reads its output is on that stream now.
+    /// Ends the lease of the last start on a stream, because the work that reads its output is on
+    /// that stream now.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if no start is leased.
@@ -210,7 +222,8 @@ impl AnyOperation {
         self.state.end_lease()
     }
 
-    /// Ends the lease of the last start on a stream if there is one, as [`end_lease`](Self::end_lease).
+    /// Ends the lease of the last start on a stream if there is one, as
+    /// [`end_lease`](Self::end_lease).
     pub fn end_lease_if_any(&mut self) {
         // The only error is that no start is leased.
         let _ = self.state.end_lease();
@@ -225,7 +238,8 @@ impl AnyOperation {
         self.noted(resized)
     }
 
-    /// Notes the error of a start that was refused. The other ranks wait for the start, and learn of it when they ask.
+    /// Notes the error of a start that was refused. The other ranks wait for the start, and learn
+    /// of it when they ask.
     fn noted<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
         result.inspect_err(|error| {
             if error.kind() == ErrorKind::InvalidArgument {
@@ -250,7 +264,7 @@ impl AnyOperation {
         self.state.memory(true)
     }
 
-    /// Returns the error with which a start on a stream has ended the group, if one has.
+    /// Returns the error of the start on a stream that has ended the group, if one has.
     ///
     /// # Errors
     /// As [`Operation::check`].
@@ -312,8 +326,8 @@ trait Operate: Send {
 enum State<T: Element> {
     Idle(Box<Operation<T>>),
     Started(Box<OwnedStart<T>>),
-    /// The caller has the output of a start on a stream. A [`Lease`](peerlane::Lease) would borrow the operation; this state refuses
-    /// other starts in its place.
+    /// The caller has the output of a start on a stream. A [`Lease`](peerlane::Lease) would borrow
+    /// the operation; this state refuses other starts in its place.
     Leased(Box<Operation<T>>),
     Failed,
 }
@@ -370,6 +384,8 @@ where
             Wait::Part(part) => started.wait_part(Deadline::after(part))?,
             Wait::ToEnd => true,
         };
+
+        // A start that fails leaves the state failed.
         if is_done && let Self::Started(started) = std::mem::replace(self, Self::Failed) {
             *self = Self::Idle(Box::new(started.wait()?));
         }
@@ -384,12 +400,14 @@ where
         let operation = self.idle()?;
         let lease = match backend {
             BackendId::CUDA => {
-                // SAFETY: the contract of this function says that the stream is one of this rank's device, and lives long enough.
+                // SAFETY: the contract of this function says that the stream is one of this rank's
+                // device, and lives long enough.
                 let stream = unsafe { peerlane::cuda::Stream::from_raw(stream) };
                 operation.start_on(&stream)?
             }
             BackendId::ROCM => {
-                // SAFETY: the contract of this function says that the stream is one of this rank's device, and lives long enough.
+                // SAFETY: the contract of this function says that the stream is one of this rank's
+                // device, and lives long enough.
                 let stream = unsafe { peerlane::rocm::Stream::from_raw(stream) };
                 operation.start_on(&stream)?
             }

@@ -122,11 +122,14 @@ typedef enum {
 typedef enum {
   // The sum, which wraps around for integers. It is NaN if any element is.
   PEERLANE_REDUCTION_SUM = 0,
-  // The largest element. A number is preferred to a NaN, as by `fmax`: the result is NaN only if all elements are.
+  // The largest element. A number is preferred to a NaN, as by `fmax`: the result is NaN only if
+  // all elements are.
   PEERLANE_REDUCTION_MAX = 1,
-  // The smallest element. A number is preferred to a NaN, as by `fmin`: the result is NaN only if all elements are.
+  // The smallest element. A number is preferred to a NaN, as by `fmin`: the result is NaN only
+  // if all elements are.
   PEERLANE_REDUCTION_MIN = 2,
-  // The sum divided by the number of ranks, for floating-point types. It is NaN if any element is.
+  // The sum divided by the number of ranks, for floating-point types. It is NaN if any element
+  // is.
   PEERLANE_REDUCTION_AVERAGE = 3,
 } peerlane_reduction;
 
@@ -173,8 +176,8 @@ typedef struct {
   const char *label;
 } peerlane_group_options;
 
-// What an operation does. Begin with `PEERLANE_OPERATION_OPTIONS_INIT`, and set what differs. All ranks give equal options, except
-// for places in windows.
+// What an operation does. Begin with `PEERLANE_OPERATION_OPTIONS_INIT`, and set what differs. All
+// ranks give equal options, except for places in windows.
 typedef struct {
   // `PEERLANE_HEADER_VERSION`.
   uint32_t header_version;
@@ -186,8 +189,8 @@ typedef struct {
   uint32_t reduction;
   // The rank that a broadcast, gather, scatter or reduce has as its root.
   uint32_t root;
-  // The number of elements of a block: what a rank gives to an output. In an all-reduce, a reduce and scans, that of the
-  // whole array.
+  // The number of elements of a block: what a rank gives to an output. In an all-reduce, a
+  // reduce and scans, that of the whole array.
   size_t count;
   // NULL, or the number of elements of the block of each rank, instead of `count`.
   const size_t *counts;
@@ -197,8 +200,9 @@ typedef struct {
   uint32_t chunks;
   // Whether the input of a rank is its block of the output.
   bool in_place;
-  // Whether starts can be recorded into graphs. All replays of such graphs must be complete before the operation is destroyed, or its
-  // group is closed or destroyed. While a replay is in progress, the host must not access the memory of the operation.
+  // Whether starts can be recorded into graphs. All replays of such graphs must be complete
+  // before the operation is destroyed, or its group is closed or destroyed. While a replay is in
+  // progress, the host must not access the memory of the operation.
   bool capturable;
   // Whether `peerlane_operation_resize` can set another size before a start.
   bool resizable;
@@ -396,19 +400,20 @@ peerlane_status peerlane_group_destroy(peerlane_group *group);
 
 // Prepares an operation: plans and verifies it, and takes memory. Collective.
 //
-// On success `*operation` is a handle that `peerlane_operation_destroy` must get. Calls with the same operation from several threads
-// take turns.
+// On success `*operation` is a handle that must be passed to `peerlane_operation_destroy`. Calls
+// with the same operation from several threads take turns.
 //
 // # Safety
-// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or has one number for each rank, and
-// `algorithm` and `label` are NULL or end in zero.
+// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or
+// has one number for each rank, and `algorithm` and `label` are NULL or end in zero.
 peerlane_status peerlane_operation_prepare(peerlane_group *group,
                                            const peerlane_operation_options *options,
                                            peerlane_operation **operation);
 
 // Writes the address and the size in bytes of the input of this rank; either may be NULL.
 //
-// The address is one of the host or of a GPU, as the memory of the group. With two outputs in turn, ask again after each start.
+// The address is one of the host or of a GPU, as the memory of the group. With two outputs in
+// turn, ask again after each start.
 //
 // # Safety
 // `address` and `bytes` are NULL or point to such values.
@@ -416,7 +421,8 @@ peerlane_status peerlane_operation_input(peerlane_operation *operation,
                                          void **address,
                                          size_t *bytes);
 
-// Writes the address and the size in bytes of the output of the last start on this rank, as `peerlane_operation_input`.
+// Writes the address and the size in bytes of the output of the last start on this rank, as
+// `peerlane_operation_input`.
 //
 // # Safety
 // `address` and `bytes` are NULL or point to such values.
@@ -424,10 +430,12 @@ peerlane_status peerlane_operation_output(peerlane_operation *operation,
                                           void **address,
                                           size_t *bytes);
 
-// Sets the number of elements of a block, and the places in the windows in elements, for the next starts of a resizable operation.
+// Sets the number of elements of a block, and the places in the windows in elements, for the next
+// starts of a resizable operation.
 //
-// All ranks set the same number before the same start. `PEERLANE_AS_PREPARED` as a place means the place with which the operation was
-// prepared, or the begin of memory that the operation has allocated.
+// All ranks set the same number before the same start. `PEERLANE_AS_PREPARED` as a place means the
+// place that the options of the operation had, or the beginning of memory that the operation has
+// allocated.
 peerlane_status peerlane_operation_resize(peerlane_operation *operation,
                                           size_t count,
                                           size_t input_begin,
@@ -441,7 +449,8 @@ peerlane_status peerlane_operation_run(peerlane_operation *operation);
 // Processors of the host move bytes only in calls of the library, unless a device does.
 peerlane_status peerlane_operation_start(peerlane_operation *operation);
 
-// Waits for a start, at most `limit_ms` milliseconds: 0 does not wait, and a negative number waits up to the timeout of the operation.
+// Waits for a start, at most `limit_ms` milliseconds: 0 does not wait, and a negative number waits
+// up to the timeout of the operation.
 //
 // `*is_done` is whether the output is complete; it may be NULL if `limit_ms` is negative.
 //
@@ -451,34 +460,39 @@ peerlane_status peerlane_operation_wait(peerlane_operation *operation,
                                         int64_t limit_ms,
                                         bool *is_done);
 
-// Places a start on a stream: a `CUstream` or `cudaStream_t` on NVIDIA GPUs, a `hipStream_t` on AMD GPUs. The host does not wait. Collective.
+// Places a start on a stream: a `CUstream` or `cudaStream_t` on NVIDIA GPUs, a `hipStream_t` on
+// AMD GPUs. The host does not wait. Collective.
 //
-// `*output` is the device address of the output of this start; it may be NULL. Enqueue what reads the output, and then call
-// `peerlane_operation_end_lease`. While the stream is captured, the start is recorded instead.
+// `*output` is the device address of the output of this start; it may be NULL. Enqueue what reads
+// the output, and then call `peerlane_operation_end_lease`. While the stream is captured, the
+// start is recorded instead.
 //
 // # Safety
-// `stream` is a stream of the device of this rank, but no default stream, and lives until the operation has been started on another
-// one or has been destroyed. `output` is NULL or points to an address.
+// `stream` is a stream of the device of this rank, but no default stream, and lives until the
+// operation has been started on another one or has been destroyed. `output` is NULL or points to
+// an address.
 peerlane_status peerlane_operation_start_on(peerlane_operation *operation,
                                             void *stream,
                                             void **output);
 
-// Says that what reads the output of the last start on a stream is on that stream, so that the operation can be started again.
+// Says that what reads the output of the last start on a stream is on that stream, so that the
+// operation can be started again.
 peerlane_status peerlane_operation_end_lease(peerlane_operation *operation);
 
-// Returns the error with which a start on a stream or a replay of a graph has failed, or `PEERLANE_STATUS_OK`.
+// Returns the error of a start on a stream or a replay of a graph that has failed, or
+// `PEERLANE_STATUS_OK`.
 peerlane_status peerlane_operation_check(peerlane_operation *operation);
 
-// Writes how the operation runs, its engines and its fallbacks, to `buffer` as one JSON object, as `peerlane_group_selection`
-// writes its text. The fields are those of the JSON lines of the program `peerlane`.
+// Writes how the operation runs, its engines and its fallbacks, to `buffer` as one JSON object, as
+// `peerlane_group_selection` writes its text. The fields are those of the JSON lines of the
+// program `peerlane`.
 //
 // # Safety
 // `buffer` is NULL or has `size` bytes.
-peerlane_status peerlane_operation_report(peerlane_operation *operation,
-                                          char *buffer,
-                                          size_t size);
+peerlane_status peerlane_operation_report(peerlane_operation *operation, char *buffer, size_t size);
 
-// Destroys an operation. If a start is open, or a call of another thread uses the operation, this call first waits for that.
+// Destroys an operation. If a start is open, or a call of another thread uses the operation, this
+// call first waits for that.
 peerlane_status peerlane_operation_destroy(peerlane_operation *operation);
 
 // Returns the text of the last error of this thread. It stays valid until the next call of this thread that fails.

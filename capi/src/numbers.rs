@@ -73,17 +73,20 @@ pub enum DTypeNumber {
 pub enum ReductionNumber {
     /// The sum, which wraps around for integers. It is NaN if any element is.
     Sum = 0,
-    /// The largest element. A number is preferred to a NaN, as by `fmax`: the result is NaN only if all elements are.
+    /// The largest element. A number is preferred to a NaN, as by `fmax`: the result is NaN only if
+    /// all elements are.
     Max = 1,
-    /// The smallest element. A number is preferred to a NaN, as by `fmin`: the result is NaN only if all elements are.
+    /// The smallest element. A number is preferred to a NaN, as by `fmin`: the result is NaN only
+    /// if all elements are.
     Min = 2,
-    /// The sum divided by the number of ranks, for floating-point types. It is NaN if any element is.
+    /// The sum divided by the number of ranks, for floating-point types. It is NaN if any element
+    /// is.
     Average = 3,
 }
 
 impl CollectiveNumber {
     /// Returns the number of `collective`, whatever its root.
-    pub(crate) fn of(collective: Collective) -> Self {
+    pub(crate) fn from_collective(collective: Collective) -> Self {
         match collective {
             Collective::AllGather => Self::AllGather,
             Collective::Broadcast { .. } => Self::Broadcast,
@@ -103,7 +106,7 @@ impl CollectiveNumber {
 
 impl ReductionNumber {
     /// Returns the number of `operator`.
-    pub(crate) fn of(operator: Operator) -> Self {
+    pub(crate) fn from_operator(operator: Operator) -> Self {
         match operator {
             Operator::Sum => Self::Sum,
             Operator::Max => Self::Max,
@@ -125,11 +128,11 @@ mod tests {
     fn names_in_the_header_are_those_of_the_library() {
         let name = |number: &dyn std::fmt::Debug| format!("{number:?}").to_lowercase();
         for &collective in Collective::ALL {
-            let number = CollectiveNumber::of(collective);
+            let number = CollectiveNumber::from_collective(collective);
             assert_eq!(name(&number), collective.name().replace('-', ""));
         }
         for operator in Operator::ALL {
-            assert_eq!(name(&ReductionNumber::of(operator)), operator.name());
+            assert_eq!(name(&ReductionNumber::from_operator(operator)), operator.name());
         }
     }
 

@@ -16,15 +16,16 @@ use crate::status::{Failure, Status, call};
 use crate::window::{WINDOWS, WindowHandle, write};
 use crate::{milliseconds, text_into};
 
-/// The place of `peerlane_operation_resize` that means the place with which the operation was prepared: `PEERLANE_AS_PREPARED`.
+/// The place that tells `peerlane_operation_resize` to keep the place of the preparation:
+/// `PEERLANE_AS_PREPARED`.
 const AS_PREPARED: usize = usize::MAX;
 
 /// A prepared collective operation.
 #[derive(Debug)]
 pub struct OperationHandle(());
 
-/// What an operation does. Begin with `PEERLANE_OPERATION_OPTIONS_INIT`, and set what differs. All ranks give equal options, except
-/// for places in windows.
+/// What an operation does. Begin with `PEERLANE_OPERATION_OPTIONS_INIT`, and set what differs. All
+/// ranks give equal options, except for places in windows.
 #[repr(C)]
 #[derive(Debug)]
 pub struct OperationOptions {
@@ -38,8 +39,8 @@ pub struct OperationOptions {
     pub reduction: u32,
     /// The rank that a broadcast, gather, scatter or reduce has as its root.
     pub root: u32,
-    /// The number of elements of a block: what a rank gives to an output. In an all-reduce, a reduce and scans, that of the
-    /// whole array.
+    /// The number of elements of a block: what a rank gives to an output. In an all-reduce, a
+    /// reduce and scans, that of the whole array.
     pub count: usize,
     /// NULL, or the number of elements of the block of each rank, instead of `count`.
     pub counts: *const usize,
@@ -49,8 +50,9 @@ pub struct OperationOptions {
     pub chunks: u32,
     /// Whether the input of a rank is its block of the output.
     pub in_place: bool,
-    /// Whether starts can be recorded into graphs. All replays of such graphs must be complete before the operation is destroyed, or its
-    /// group is closed or destroyed. While a replay is in progress, the host must not access the memory of the operation.
+    /// Whether starts can be recorded into graphs. All replays of such graphs must be complete
+    /// before the operation is destroyed, or its group is closed or destroyed. While a replay is in
+    /// progress, the host must not access the memory of the operation.
     pub capturable: bool,
     /// Whether `peerlane_operation_resize` can set another size before a start.
     pub resizable: bool,
@@ -100,12 +102,12 @@ fn numbered<T: Copy>(
 
 /// Prepares an operation: plans and verifies it, and takes memory. Collective.
 ///
-/// On success `*operation` is a handle that `peerlane_operation_destroy` must get. Calls with the same operation from several threads
-/// take turns.
+/// On success `*operation` is a handle that must be passed to `peerlane_operation_destroy`. Calls
+/// with the same operation from several threads take turns.
 ///
 /// # Safety
-/// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or has one number for each rank, and
-/// `algorithm` and `label` are NULL or end in zero.
+/// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or
+/// has one number for each rank, and `algorithm` and `label` are NULL or end in zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_operation_prepare(
     group: *mut GroupHandle,
@@ -113,11 +115,15 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
     operation: *mut *mut OperationHandle,
 ) -> Status {
     call(|| {
-        // SAFETY: the contract of this function says that `operation` is NULL or points to a handle.
+        // SAFETY: the contract of this function says that `operation` is NULL or points to a
+        // handle.
         let cleared = unsafe { clear(operation, "operation") };
+
+        // Every refused argument is an error of `request`, so that the other ranks learn of it.
         let request = |group: &Group| {
             cleared?;
-            // SAFETY: the contract of this function says that `options` is NULL or points to options.
+            // SAFETY: the contract of this function says that `options` is NULL or points to
+            // options.
             let options = unsafe { options.as_ref() };
             let options = options.ok_or_else(|| {
                 Failure::argument("options is NULL, expected what the operation does")
@@ -125,11 +131,13 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
             // SAFETY: the contract of this function covers the options, with what they point to.
             unsafe { request(group, options) }
         };
+
         let prepared = GROUPS
             .get(group.addr())?
             .collective(request, |group, request| Ok(request.prepare(group)?))?;
 
-        // SAFETY: the contract of this function says that `operation` points to a handle; NULL has been refused.
+        // SAFETY: the contract of this function says that `operation` points to a handle; NULL has
+        // been refused.
         unsafe { OPERATIONS.give(Mutex::new(Some(prepared)), operation) }
     })
 }
@@ -137,24 +145,28 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
 /// Returns what the options of a C program describe.
 ///
 /// # Safety
-/// `counts` is NULL or has one number for each rank, and `algorithm` and `label` are NULL or end in zero.
+/// `counts` is NULL or has one number for each rank, and `algorithm` and `label` are NULL or end in
+/// zero.
 unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, Failure> {
     check_header(options.header_version)?;
 
-    let number_of = |collective| CollectiveNumber::of(collective) as u32;
+    let number_of = |collective| CollectiveNumber::from_collective(collective) as u32;
     let collective = numbered("collective", options.collective, Collective::ALL, number_of)?;
-    let number_of = |operator| ReductionNumber::of(operator) as u32;
+    let number_of = |operator| ReductionNumber::from_operator(operator) as u32;
     let operator = numbered("reduction", options.reduction, &Operator::ALL, number_of)?;
     let dtype = numbered("dtype", options.dtype, &DType::ALL, DType::c_number)?;
+
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
     let algorithm = algorithm.map(str::parse).transpose();
     let algorithm = algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
+
     let timeout = milliseconds("timeout_ms", options.timeout_ms)?;
     let lens: BlockLens = if options.counts.is_null() {
         options.count.into()
     } else {
-        // SAFETY: it is not NULL, and the contract of this function says that it has one number for each rank then.
+        // SAFETY: it is not NULL, and the contract of this function says that it has one number for
+        // each rank then.
         unsafe { std::slice::from_raw_parts(options.counts, group.ranks()) }.into()
     };
 
@@ -164,11 +176,13 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     request.in_place = options.in_place;
     request.resizable = options.resizable;
     request.strict = options.strict;
+
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     request.label = unsafe { text(options.label, "label") }?.map(str::to_owned);
     request.timeout = (!timeout.is_zero()).then_some(timeout);
     request.input = window(options.input)?.map(|window| (window, options.input_begin));
     request.output = window(options.output)?.map(|window| (window, options.output_begin));
+
     if options.capturable {
         // SAFETY: the header says at `capturable` when the replays of a C program must be complete.
         unsafe { request.capturable() };
@@ -186,7 +200,8 @@ fn window(handle: *const WindowHandle) -> Result<Option<Window<u8>>, Failure> {
 
 /// Writes the address and the size in bytes of the input of this rank; either may be NULL.
 ///
-/// The address is one of the host or of a GPU, as the memory of the group. With two outputs in turn, ask again after each start.
+/// The address is one of the host or of a GPU, as the memory of the group. With two outputs in
+/// turn, ask again after each start.
 ///
 /// # Safety
 /// `address` and `bytes` are NULL or point to such values.
@@ -200,7 +215,8 @@ pub unsafe extern "C" fn peerlane_operation_input(
     unsafe { memory(operation, address, bytes, false) }
 }
 
-/// Writes the address and the size in bytes of the output of the last start on this rank, as `peerlane_operation_input`.
+/// Writes the address and the size in bytes of the output of the last start on this rank, as
+/// `peerlane_operation_input`.
 ///
 /// # Safety
 /// `address` and `bytes` are NULL or point to such values.
@@ -229,16 +245,19 @@ unsafe fn memory(
             true => operation.output_memory(),
             false => operation.input_memory(),
         })?;
+
         // SAFETY: the contract of this function says that both are NULL or valid for writes.
         unsafe { write(&memory, address, bytes) };
         Ok(())
     })
 }
 
-/// Sets the number of elements of a block, and the places in the windows in elements, for the next starts of a resizable operation.
+/// Sets the number of elements of a block, and the places in the windows in elements, for the next
+/// starts of a resizable operation.
 ///
-/// All ranks set the same number before the same start. `PEERLANE_AS_PREPARED` as a place means the place with which the operation was
-/// prepared, or the begin of memory that the operation has allocated.
+/// All ranks set the same number before the same start. `PEERLANE_AS_PREPARED` as a place means the
+/// place that the options of the operation had, or the beginning of memory that the operation has
+/// allocated.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_resize(
     operation: *mut OperationHandle,
@@ -254,6 +273,7 @@ pub extern "C" fn peerlane_operation_resize(
         if output_begin != AS_PREPARED {
             part = part.output(output_begin);
         }
+
         with(operation, |operation| operation.resize(part))
     })
 }
@@ -272,7 +292,8 @@ pub extern "C" fn peerlane_operation_start(operation: *mut OperationHandle) -> S
     call(|| with(operation, |operation| operation.start()))
 }
 
-/// Waits for a start, at most `limit_ms` milliseconds: 0 does not wait, and a negative number waits up to the timeout of the operation.
+/// Waits for a start, at most `limit_ms` milliseconds: 0 does not wait, and a negative number waits
+/// up to the timeout of the operation.
 ///
 /// `*is_done` is whether the output is complete; it may be NULL if `limit_ms` is negative.
 ///
@@ -291,23 +312,28 @@ pub unsafe extern "C" fn peerlane_operation_wait(
                 "is_done is NULL, expected where to write whether the output is complete",
             ));
         }
+
         let done = with(operation, |operation| operation.wait(limit))?;
         if !is_done.is_null() {
-            // SAFETY: it is not NULL, and the contract of this function says that it points to a bool then.
+            // SAFETY: it is not NULL, and the contract of this function says that it points to a
+            // bool then.
             unsafe { is_done.write(done) };
         }
         Ok(())
     })
 }
 
-/// Places a start on a stream: a `CUstream` or `cudaStream_t` on NVIDIA GPUs, a `hipStream_t` on AMD GPUs. The host does not wait. Collective.
+/// Places a start on a stream: a `CUstream` or `cudaStream_t` on NVIDIA GPUs, a `hipStream_t` on
+/// AMD GPUs. The host does not wait. Collective.
 ///
-/// `*output` is the device address of the output of this start; it may be NULL. Enqueue what reads the output, and then call
-/// `peerlane_operation_end_lease`. While the stream is captured, the start is recorded instead.
+/// `*output` is the device address of the output of this start; it may be NULL. Enqueue what reads
+/// the output, and then call `peerlane_operation_end_lease`. While the stream is captured, the
+/// start is recorded instead.
 ///
 /// # Safety
-/// `stream` is a stream of the device of this rank, but no default stream, and lives until the operation has been started on another
-/// one or has been destroyed. `output` is NULL or points to an address.
+/// `stream` is a stream of the device of this rank, but no default stream, and lives until the
+/// operation has been started on another one or has been destroyed. `output` is NULL or points to
+/// an address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_operation_start_on(
     operation: *mut OperationHandle,
@@ -319,26 +345,30 @@ pub unsafe extern "C" fn peerlane_operation_start_on(
             // SAFETY: this function has the same contract for the stream.
             unsafe { operation.start_on(stream) }
         })?;
+
         // SAFETY: the contract of this function says that `output` is NULL or points to an address.
         unsafe { write(&memory, output, ptr::null_mut()) };
         Ok(())
     })
 }
 
-/// Says that what reads the output of the last start on a stream is on that stream, so that the operation can be started again.
+/// Says that what reads the output of the last start on a stream is on that stream, so that the
+/// operation can be started again.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_end_lease(operation: *mut OperationHandle) -> Status {
     call(|| with(operation, |operation| operation.end_lease()))
 }
 
-/// Returns the error with which a start on a stream or a replay of a graph has failed, or `PEERLANE_STATUS_OK`.
+/// Returns the error of a start on a stream or a replay of a graph that has failed, or
+/// `PEERLANE_STATUS_OK`.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_check(operation: *mut OperationHandle) -> Status {
     call(|| with(operation, |operation| operation.check()))
 }
 
-/// Writes how the operation runs, its engines and its fallbacks, to `buffer` as one JSON object, as `peerlane_group_selection`
-/// writes its text. The fields are those of the JSON lines of the program `peerlane`.
+/// Writes how the operation runs, its engines and its fallbacks, to `buffer` as one JSON object, as
+/// `peerlane_group_selection` writes its text. The fields are those of the JSON lines of the
+/// program `peerlane`.
 ///
 /// # Safety
 /// `buffer` is NULL or has `size` bytes.
@@ -355,7 +385,8 @@ pub unsafe extern "C" fn peerlane_operation_report(
     })
 }
 
-/// Destroys an operation. If a start is open, or a call of another thread uses the operation, this call first waits for that.
+/// Destroys an operation. If a start is open, or a call of another thread uses the operation, this
+/// call first waits for that.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_operation_destroy(operation: *mut OperationHandle) -> Status {
     call(|| {

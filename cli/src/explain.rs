@@ -24,7 +24,8 @@ use crate::units::Size;
      batched, or prompt with a calibration of the backend host]"
 )))]
 pub(crate) struct Options {
-    /// Set the nodes, given as 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or 0,0,1,1 (node of each rank)
+    /// Set the nodes, given as 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or 0,0,1,1
+    /// (node of each rank)
     #[arg(long, default_value = "1x4", value_name = "NODES", value_parser = parse_topology)]
     nodes: Topology,
     /// Set the length of each rank's block in bytes, either one size for all, such as 1M, or one
@@ -48,11 +49,13 @@ fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let usage = |error: peerlane::Error| Failure::usage(error.to_string());
     let topology = &options.nodes;
     let goal = options.plan.goal.goal(topology.ranks())?;
     let block_bytes = block_bytes("--block-bytes", &options.block_bytes, topology.ranks())?;
-    let usage = |error: peerlane::Error| Failure::usage(error.to_string());
     let blocks = goal.layout(&[block_bytes], 1).map_err(usage)?.average_blocks();
+
+    // Batches pay off where several signals cost about as much as one, unlike on the host backend.
     let (links, flags) = match &options.calibration {
         None => (Links::default(), FlagOrder::Batched),
         Some(path) => {
@@ -62,6 +65,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             (calibration.links, flags)
         }
     };
+
     let shape = options.plan.shape(goal, flags, topology.nodes() > 1);
     let question = Question {
         topology,
@@ -73,6 +77,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         chunks: options.plan.chunks,
         refused: &[],
     };
+
     let choice = cost::choose(&question).map_err(usage)?;
     print(&if options.plan.json { pretty_json(&choice)? } else { choice.explain() })
 }

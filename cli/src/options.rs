@@ -44,8 +44,8 @@ pub(crate) struct RunOptions {
 /// The options for total sizes of `allgather` and `calibrate`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SweepOptions {
-    /// Set the smallest total size in bytes, such as 4096, 4K or 1.5M; the suffixes K, M and G (or KiB,
-    /// MiB and GiB) are powers of 1024
+    /// Set the smallest total size in bytes, such as 4096, 4K or 1.5M; the suffixes K, M and G (or
+    /// KiB, MiB and GiB) are powers of 1024
     #[arg(long, short = 'b', default_value = "1K", value_name = "SIZE", value_parser = parse_size_above_0)]
     pub(crate) min_bytes: Size,
     /// Set the largest total size in bytes, such as 256M
@@ -68,12 +68,12 @@ pub(crate) struct PlanOptions {
     /// Gather in place, so that the input of a rank is its block of the output
     #[arg(long)]
     pub(crate) in_place: bool,
-    /// Set the number of output buffers to 1, or to 2 for double buffering, which saves the flags that
-    /// tell peers that a buffer is free
+    /// Set the number of output buffers to 1, or to 2 for double buffering, which saves the flags
+    /// that tell peers that a buffer is free
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: u32,
-    /// Set when a rank signals its peers, either prompt (after each put) or batched (once after all puts)
-    /// [default: prompt]
+    /// Set when a rank signals its peers, either prompt (after each put) or batched (once after all
+    /// puts) [default: prompt]
     #[arg(long, value_name = "ORDER", value_parser = parse_flags)]
     pub(crate) flags: Option<FlagOrder>,
     /// Print the result as one JSON object

@@ -28,9 +28,11 @@ macro_rules! float8 {
 }
 
 float8! {
-    /// The bits of an 8-bit floating-point number with 4 bits of exponent and 3 of mantissa, `float8_e4m3fn` in PyTorch.
+    /// The bits of an 8-bit floating-point number with 4 bits of exponent and 3 of mantissa,
+    /// `float8_e4m3fn` in PyTorch.
     F8E4M3;
-    /// The bits of an 8-bit floating-point number with 5 bits of exponent and 2 of mantissa, `float8_e5m2` in PyTorch.
+    /// The bits of an 8-bit floating-point number with 5 bits of exponent and 2 of mantissa,
+    /// `float8_e5m2` in PyTorch.
     F8E5M2;
     /// The exponent of a power of two, `float8_e8m0fnu` in PyTorch.
     F8E8M0;

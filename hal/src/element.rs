@@ -33,9 +33,11 @@ macro_rules! element_types {
             I32 = "i32": Signed i32, bytes 4, alignment 4, c 6, dlpack 0, buffer c"i", python "int32";
             /// A signed integer of 64 bits.
             I64 = "i64": Signed i64, bytes 8, alignment 8, c 7, dlpack 0, buffer c"q", python "int64";
-            /// An 8-bit floating-point number with 4 bits of exponent and 3 of mantissa (`float8_e4m3fn` in PyTorch).
+            /// An 8-bit floating-point number with 4 bits of exponent and 3 of mantissa
+            /// (`float8_e4m3fn` in PyTorch).
             F8E4M3 = "f8e4m3": Float8 F8E4M3, bytes 1, alignment 1, c 8, dlpack 10, buffer c"B", python "float8_e4m3fn";
-            /// An 8-bit floating-point number with 5 bits of exponent and 2 of mantissa (`float8_e5m2` in PyTorch).
+            /// An 8-bit floating-point number with 5 bits of exponent and 2 of mantissa
+            /// (`float8_e5m2` in PyTorch).
             F8E5M2 = "f8e5m2": Float8 F8E5M2, bytes 1, alignment 1, c 9, dlpack 12, buffer c"B", python "float8_e5m2";
             /// A power of two, whose exponent has 8 bits (`float8_e8m0fnu` in PyTorch).
             F8E8M0 = "f8e8m0": Float8 F8E8M0, bytes 1, alignment 1, c 14, dlpack 14, buffer c"B", python "float8_e8m0fnu";

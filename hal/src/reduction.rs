@@ -1,14 +1,14 @@
 //! Combines arrays element by element, on the processor.
 //!
-//! The order of the sources is given, so a result is equal in every run, bit by bit. Sums of `f16` and `bf16` are accumulated in
-//! `f32` and rounded once.
+//! The order of the sources is given, so a result is equal in every run, bit by bit. Sums of `f16`
+//! and `bf16` are accumulated in `f32` and rounded once.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::element::{DType, UnknownName};
 
-/// The operator with which a reduction combines elements.
+/// The operator that combines the elements of a reduction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(not(peerlane_workspace), non_exhaustive)]
 pub enum Operator {
@@ -21,8 +21,8 @@ pub enum Operator {
     Min,
     /// The sum divided by the number of sources, for floating-point numbers.
     ///
-    /// The sum comes first, so a result is infinite where the sum is, although the average is not: beyond 3.4e38 for `f32` and
-    /// `bf16`, and 1.8e308 for `f64`. Sums of `f16` are far from that.
+    /// The sum comes first, so a result is infinite where the sum is, although the average is not:
+    /// beyond 3.4e38 for `f32` and `bf16`, and 1.8e308 for `f64`. Sums of `f16` are far from that.
     Average,
 }
 
@@ -81,8 +81,8 @@ impl Reduction {
     /// Creates the reduction of elements of a type by an operator.
     ///
     /// # Errors
-    /// Returns [`NoReduction`] for 8-bit floating-point numbers and complex numbers, and for averages of
-    /// integers.
+    /// Returns [`NoReduction`] for 8-bit floating-point numbers and complex numbers, and for
+    /// averages of integers.
     pub const fn new(operator: Operator, dtype: DType) -> Result<Self, NoReduction> {
         if arithmetic(dtype).is_none() {
             return Err(NoReduction::Elements(dtype));
@@ -108,8 +108,8 @@ impl Reduction {
     /// Combines `bytes` bytes of every source, in their order, and writes the result to `target`.
     ///
     /// # Safety
-    /// Every pointer is aligned to the elements and valid for `bytes` bytes. The target may be a source, and overlaps no
-    /// other. Nobody else writes the sources, or accesses the target.
+    /// Every pointer is aligned to the elements and valid for `bytes` bytes. The target may be a
+    /// source, and overlaps no other. Nobody else writes the sources, or accesses the target.
     pub unsafe fn run(self, target: *mut u8, sources: &[*const u8], bytes: usize) {
         let reduce = arithmetic(self.dtype).expect("`Reduction::new` refuses other types");
         // SAFETY: the caller guarantees it, and the function is that of the type of the elements.
@@ -144,6 +144,8 @@ const fn arithmetic(dtype: DType) -> Option<Arithmetic> {
     crate::element_types!([arithmetic_of](dtype))
 }
 
+/// Combines `count` elements of every source, with AVX2 if the processor has it.
+///
 /// # Safety
 /// As [`Reduction::run`].
 unsafe fn reduce<T: Number>(
@@ -163,6 +165,8 @@ unsafe fn reduce<T: Number>(
     unsafe { reduce_blocks(operator, target, sources, count) }
 }
 
+/// Combines elements as [`reduce_blocks`], which the compiler vectorises here for AVX2.
+///
 /// # Safety
 /// As [`Reduction::run`]; the processor has AVX2.
 #[cfg(target_arch = "x86_64")]
@@ -177,6 +181,10 @@ unsafe fn reduce_avx2<T: Number>(
     unsafe { reduce_blocks(operator, target, sources, count) }
 }
 
+/// Combines `count` elements of every source, one [`BLOCK`] after the other.
+///
+/// It is always inlined, so that it is compiled for the instructions of its caller.
+///
 /// # Safety
 /// As [`Reduction::run`].
 #[inline(always)]
@@ -189,16 +197,19 @@ unsafe fn reduce_blocks<T: Number>(
     let Some((first, others)) = sources.split_first() else { return };
     let mut sums = [T::Sum::default(); BLOCK];
     let scale = T::inverse(sources.len());
+
     for begin in (0..count).step_by(BLOCK) {
         let length = BLOCK.min(count - begin);
         let sums = &mut sums[..length];
-        // Elements are read and written by address. A slice would have to be free of writes by peers, and the memory of a
-        // window is not: messages of channels may come at any time.
+
+        // Elements are read and written by address. A slice would have to be free of writes by
+        // peers, and the memory of a window is not: messages of channels may come at any time.
         let element_of = |source: *const u8, index: usize| {
             let element = source.cast::<T>().wrapping_add(begin + index);
             // SAFETY: the element is inside of the source and aligned.
             unsafe { element.read() }.widen()
         };
+
         for (index, sum) in sums.iter_mut().enumerate() {
             *sum = element_of(*first, index);
         }
@@ -216,12 +227,15 @@ unsafe fn reduce_blocks<T: Number>(
                 }
             }
         }
+
         if operator == Operator::Average {
             sums.iter_mut().for_each(|sum| *sum = T::multiply(*sum, scale));
         }
+
         for (index, sum) in sums.iter().enumerate() {
             let element = target.wrapping_add(begin + index);
-            // SAFETY: the element is inside of the target and aligned. The sources of this block were read before.
+            // SAFETY: the element is inside of the target and aligned. The sources of this block
+            // were read before.
             unsafe { element.write(T::narrow(*sum)) };
         }
     }
@@ -307,13 +321,14 @@ number! {
 struct Half(u16);
 
 impl Half {
-    /// Shifts exponent and mantissa to their place, and corrects the exponent by a multiplication, which is exact and also
-    /// normalises small numbers.
+    /// Shifts exponent and mantissa to their place, and corrects the exponent by a multiplication,
+    /// which is exact and also normalises small numbers.
     #[inline(always)]
     fn to_f32(self) -> f32 {
         let sign = u32::from(self.0 & 0x8000) << 16;
         let shifted = u32::from(self.0 & 0x7fff) << 13;
         let magnitude = f32::from_bits(shifted) * f32::from_bits((254 - 15) << 23);
+
         // Infinity and NaN keep the largest exponent.
         let special = if shifted >= 0x7c00 << 13 { 0xff << 23 } else { 0 };
         f32::from_bits(magnitude.to_bits() | special | sign)
@@ -325,12 +340,16 @@ impl Half {
         let bits = value.to_bits();
         let sign = (bits >> 16) & 0x8000;
         let magnitude = bits & 0x7fff_ffff;
-        // The addition aligns the bits of a small number, and rounds them as the processor rounds sums.
+
+        // The addition aligns the bits of a small number, and rounds them as the processor rounds
+        // sums.
         let small = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
+
         let odd = (magnitude >> 13) & 1;
         let normal =
             magnitude.wrapping_add(((15_u32.wrapping_sub(127)) << 23).wrapping_add(0xfff)) + odd;
         let finite = if magnitude < 113 << 23 { small } else { normal >> 13 };
+
         // A NaN keeps the upper bits of its payload.
         let special =
             if magnitude > 0xff << 23 { 0x7e00 | (magnitude >> 13 & 0x3ff) } else { 0x7c00 };
@@ -513,7 +532,8 @@ mod tests {
             let pointers = sources.each_mut().map(Vec::as_mut_ptr);
             let inputs = pointers.map(|source| source.cast_const().cast());
             let bytes = (BLOCK + 1) * size_of::<u16>();
-            // SAFETY: the vectors have this many bytes and are aligned; the target is one of them, and overlaps no other.
+            // SAFETY: the vectors have this many bytes and are aligned; the target is one of them,
+            // and overlaps no other.
             unsafe { reduction.run(pointers[target].cast(), &inputs, bytes) };
             assert_eq!(sources[target], [5; BLOCK + 1]);
         }

@@ -1,5 +1,5 @@
-//! Removes capabilities from a fabric, to test the fallbacks of an executor on hardware that does not need
-//! them.
+//! Removes capabilities from a fabric, to test the fallbacks of an executor on hardware that does
+//! not need them.
 //!
 //! `piece_bytes_max` is not reduced here: it forbids no put, since every backend splits.
 
@@ -61,12 +61,14 @@ impl<E: CopyEngine> Downgrade<E> {
     /// Restricts an engine to the capabilities that the layer allows.
     ///
     /// # Panics
-    /// Panics if a limit of the layer is zero, or if its alignment is not a multiple of the engine's.
+    /// Panics if a limit of the layer is zero, or if its alignment is not a multiple of the
+    /// engine's.
     pub fn new(engine: E, layer: DowngradeLayer) -> Self {
         let own = *engine.caps();
         let put_align_bytes = own.put_align_bytes.max(layer.put_align_bytes);
         assert!(put_align_bytes.is_multiple_of(own.put_align_bytes), "{layer:?} over {own:?}");
         assert!(layer.slice_ops_max > 0, "{layer:?} leaves no op in a slice");
+
         let caps = Caps {
             queued_wait: own.queued_wait && layer.queued_wait,
             gets: own.gets && layer.gets,
@@ -76,6 +78,7 @@ impl<E: CopyEngine> Downgrade<E> {
             put_align_bytes,
             ..own
         };
+
         Self { engine, caps }
     }
 

@@ -1,10 +1,11 @@
-//! Emulates streams and captured graphs with threads, to test work on a caller's stream without a device.
+//! Emulates streams and captured graphs with threads, to test work on a caller's stream without a
+//! device.
 //!
-//! A [`Stream`] is a thread that runs one job after the other. A slice is submitted to the inner engine at
-//! once, behind a queued wait that holds it. The stream ends this wait when it reaches the slice, and goes on
-//! when the slice is complete. So the inner backend keeps the contract, and a blocked stream blocks its
-//! slices. Captured slices are submitted at each replay to a separate engine, since they must not be queued
-//! behind slices that are still held.
+//! A [`Stream`] is a thread that runs one job after the other. A slice is submitted to the inner
+//! engine at once, behind a queued wait that holds it. The stream ends this wait when it reaches
+//! the slice, and goes on when the slice is complete. So the inner backend keeps the contract, and
+//! a blocked stream blocks its slices. Captured slices are submitted at each replay to a separate
+//! engine, since they must not be queued behind slices that are still held.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -82,8 +83,8 @@ struct Engines<F: Fabric> {
     // Declared after the engines, so that it is dropped last.
     hold: HoldFlags<F>,
     released: bool,
-    /// The number of `release` calls, because a graph replay that starts after a release is blocked until the
-    /// next one.
+    /// The number of `release` calls, because a graph replay that starts after a release is blocked
+    /// until the next one.
     releases: u64,
     dropped: bool,
 }
@@ -115,10 +116,10 @@ unsafe impl<F: Fabric> Send for StoredOp<F> {}
 unsafe impl<F: Fabric> Sync for StoredOp<F> {}
 
 impl<F: Fabric> StoredOp<F> {
-    /// Stores an op.
+    /// Copies an op without the lifetimes of its regions.
     ///
     /// # Errors
-    /// If the layer passes no such op on.
+    /// Returns an error if the layer does not pass on such ops.
     fn new(op: &Op<'_, Local<F>, Remote<F>>) -> Result<Self, Error<F::Error>> {
         Ok(match *op {
             Op::Put { dst, src, bytes } => {
@@ -131,6 +132,7 @@ impl<F: Fabric> StoredOp<F> {
             Op::Wait { flag, value, reset } => {
                 Self::Wait { flag: (flag.region, flag.word), value, reset }
             }
+            // The layer has neither rows (`caps`) nor reductions (`prepare_reduce`).
             Op::PutRows { .. } | Op::GetRows { .. } | Op::Reduce { .. } => {
                 return Err(hold::refused_op(op));
             }
@@ -143,13 +145,14 @@ impl<F: Fabric> StoredOp<F> {
     ///
     /// # Safety
     /// The regions are alive.
-    unsafe fn op<'a>(&self) -> Op<'a, Local<F>, Remote<F>> {
+    unsafe fn restored<'a>(&self) -> Op<'a, Local<F>, Remote<F>> {
         match *self {
             Self::Put { dst, src, bytes } => {
                 // SAFETY: the caller's.
                 let to = unsafe { &*dst.0 };
                 // SAFETY: the caller's.
                 let from = unsafe { &*src.0 };
+
                 let dst = At { region: to, offset: dst.1 };
                 Op::Put { dst, src: At { region: from, offset: src.1 }, bytes }
             }
@@ -158,6 +161,7 @@ impl<F: Fabric> StoredOp<F> {
                 let to = unsafe { &*dst.0 };
                 // SAFETY: the caller's.
                 let from = unsafe { &*src.0 };
+
                 let dst = At { region: to, offset: dst.1 };
                 Op::Get { dst, src: At { region: from, offset: src.1 }, bytes }
             }
@@ -176,28 +180,36 @@ impl<F: Fabric> StoredOp<F> {
 }
 
 impl<F: Fabric> Engines<F> {
+    /// Ends the hold of a slice after all earlier slices are complete, and returns whether the
+    /// slice itself is complete.
     fn advance(&mut self, ticket: Ticket, opened: &mut bool) -> Result<bool, Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
         let done = self.engine.completed().map_err(Error::Inner)?;
+
+        // A released engine lets all waits pass and needs no signal.
         if !*opened && !self.released && done.0 + 1 >= ticket.0 {
             let flag = Flag { region: self.hold.alias(), word: HOLD_WORD };
             let open = [Op::Signal { flag, value: ticket.0 }];
             // SAFETY: the import lives as long as the opener, which is the only writer of the flag.
             match unsafe { self.opener.submit(&open) } {
                 Ok(_) => *opened = true,
+                // The next call signals the flag again.
                 Err(error) if error.kind() == ErrorKind::QueueFull => {}
                 Err(error) => return Err(Error::Inner(error)),
             }
         }
+
         Ok(done >= ticket)
     }
 
     /// Submits captured ops again, or returns `None` if the engine has no room for them yet.
     fn replay(&mut self, slice: &[StoredOp<F>]) -> Result<Option<Ticket>, Error<F::Error>> {
         self.replayer.completed().map_err(Error::Inner)?;
-        // SAFETY: the regions live until the last replay is complete (the contract of `CopyEngine::submit`).
-        let ops: Vec<_> = slice.iter().map(|stored| unsafe { stored.op() }).collect();
-        // SAFETY: this is a replay, for which the caller of `submit` vouches as for the recorded slice.
+
+        // SAFETY: the regions live until the last replay is complete (the contract of
+        // `CopyEngine::submit`).
+        let ops: Vec<_> = slice.iter().map(|stored| unsafe { stored.restored() }).collect();
+        // SAFETY: the caller of `submit` vouches for each replay as for the recorded slice.
         match unsafe { self.replayer.submit(&ops) } {
             Ok(ticket) => Ok(Some(ticket)),
             Err(error) if error.kind() == ErrorKind::QueueFull => Ok(None),
@@ -211,21 +223,27 @@ impl<F: Fabric> Shared<F> {
         self.engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(&self, mut step: impl FnMut(&mut Engines<F>) -> Result<bool, Error<F::Error>>) {
+    /// Blocks the thread of a stream until `step` returns true or fails, then wakes the parked
+    /// caller. The first error breaks the engine.
+    fn block_until(&self, mut step: impl FnMut(&mut Engines<F>) -> Result<bool, Error<F::Error>>) {
         loop {
             let mut engines = self.engines();
             match step(&mut engines) {
                 Ok(true) => break,
                 Ok(false) => {}
+                // The caller has aborted, so errors after the release are not reported.
                 Err(_) if engines.released => break,
                 Err(error) => {
                     engines.broken.get_or_insert(error);
                     break;
                 }
             }
+
+            // The caller and other streams use the engines during the sleep.
             drop(engines);
             std::thread::sleep(POLL_INTERVAL);
         }
+
         Arc::clone(&self.wakeup).wake();
     }
 }
@@ -236,6 +254,7 @@ impl<F: Fabric + 'static> Streams<F> {
         let (engine, opener, replayer) = (engine()?, engine()?, engine()?);
         let own = *engine.caps();
         hold::check_hold(&own)?;
+
         let engines = Engines {
             engine,
             opener,
@@ -248,30 +267,41 @@ impl<F: Fabric + 'static> Streams<F> {
             dropped: false,
         };
         let shared = Arc::new(Shared { engines: Mutex::new(engines), wakeup: Arc::default() });
+
+        // The wait that holds a slice takes one of its ops. The threads of the streams poll the
+        // engines, so the caller does not.
         let slice_ops_max = own.slice_ops_max - 1;
         let caps = Caps { slice_ops_max, polled: false, flags_batched: true, rows: false, ..own };
-        let (own, forked, last) = (Stream::new(), None, Ticket::NONE);
-        Ok(Self { shared, caps, slices_max, own, forked, last })
+
+        Ok(Self { shared, caps, slices_max, own: Stream::new(), forked: None, last: Ticket::NONE })
     }
 
+    /// Records a job that submits a slice to the replayer and blocks the stream until the slice is
+    /// complete.
     fn capture(&self, stream: &Stream, slice: Vec<StoredOp<F>>) {
         let shared = Arc::clone(&self.shared);
         stream.run(move || {
+            // `replay_wait` returns the age of the oldest replay that is not complete.
             let begun = Instant::now();
             shared.engines().replays.push(begun);
-            let (mut ticket, mut releases) = (None, None);
-            shared.hold(|engines| {
+
+            let mut ticket = None;
+            let mut releases = None;
+            shared.block_until(|engines| {
                 let before = *releases.get_or_insert(engines.releases);
                 if engines.released {
-                    // The slice may no longer access its regions, but it blocks its stream as on a device.
+                    // The slice may no longer access its regions, but it blocks its stream as on a
+                    // device.
                     return Ok(engines.dropped || engines.releases > before);
                 }
+
                 if ticket.is_none() {
                     ticket = engines.replay(&slice)?;
                 }
                 let done = engines.replayer.completed().map_err(Error::Inner)?;
                 Ok(ticket.is_some_and(|ticket| done >= ticket))
             });
+
             shared.engines().replays.retain(|replay| *replay != begun);
         });
     }
@@ -307,10 +337,12 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
         let stored: Vec<_> = ops.iter().map(StoredOp::new).collect::<Result<_, _>>()?;
 
         let stream = self.forked.as_ref().unwrap_or(&self.own);
+        // A captured slice is submitted at each replay and takes no ticket of this queue.
         if stream.captures() {
             self.capture(stream, stored);
             return Ok(self.last);
         }
+
         let mut engines = self.shared.engines();
         let open = self.last.0 - engines.engine.completed().map_err(Error::Inner)?.0;
         if open >= self.slices_max as u64 {
@@ -321,20 +353,23 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
             );
             return Err(Error::layer(ErrorKind::QueueFull, text));
         }
+
+        // The hold flag counts slices: it reaches the ticket of a slice when its stream does.
         let Engines { engine, hold, .. } = &mut *engines;
         let flag = Flag { region: hold.local(), word: HOLD_WORD };
         let wait = Op::Wait { flag, value: self.last.0 + 1, reset: false };
         let gated: Vec<_> = std::iter::once(wait).chain(ops.iter().copied()).collect();
-        // SAFETY: the caller's promise. The hold flag is boxed and lives as long as the engine, its only
-        // reader.
+        // SAFETY: the caller's promise. The hold flag is boxed and lives as long as the engine, its
+        // only reader.
         let ticket = unsafe { engine.submit(&gated) }.map_err(Error::Inner)?;
         drop(engines);
         self.last = ticket;
+
         let shared = Arc::clone(&self.shared);
         let opened = Mutex::new(false);
         stream.run(move || {
             let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
-            shared.hold(|engines| engines.advance(ticket, &mut opened));
+            shared.block_until(|engines| engines.advance(ticket, &mut opened));
         });
         Ok(ticket)
     }
@@ -342,6 +377,7 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
     fn completed(&mut self) -> Result<Ticket, Self::Error> {
         let mut engines = self.shared.engines();
         match engines.broken.take() {
+            // The error stays here, so that every later call fails with its kind and text.
             Some(error) => {
                 let (kind, text) = (error.kind(), error.to_string());
                 engines.broken = Some(error);
@@ -355,6 +391,7 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
         let wakeup = &self.shared.wakeup;
         let woken = wakeup.woken.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = limit.min(PARK_MAX);
+
         let waited = wakeup.changed.wait_timeout_while(woken, limit, |woken| !*woken);
         *waited.unwrap_or_else(PoisonError::into_inner).0 = false;
         Ok(())
@@ -402,12 +439,17 @@ unsafe impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
     fn join(&mut self, into: &dyn Any) -> Result<(), Self::Error> {
         let forked = self.forked.take();
         let into = layer_stream::<F>(into)?;
-        if forked.is_some_and(|forked| forked.is(into)) {
+        // The jobs of one stream run in order anyway.
+        if forked.is_some_and(|forked| forked.is_same_stream(into)) {
             return Ok(());
         }
-        let (shared, last) = (Arc::clone(&self.shared), self.last);
+
+        let shared = Arc::clone(&self.shared);
+        let last = self.last;
         into.run(move || {
-            shared.hold(|engines| Ok(engines.engine.completed().map_err(Error::Inner)? >= last));
+            shared.block_until(|engines| {
+                Ok(engines.engine.completed().map_err(Error::Inner)? >= last)
+            });
         });
         Ok(())
     }
@@ -428,11 +470,13 @@ impl<F: Fabric> Drop for Streams<F> {
         loop {
             let mut engines = self.shared.engines();
             (engines.released, engines.dropped) = (true, true);
+
             // An engine that fails here cannot be repaired.
             let _ = engines.replayer.release();
             let _ = engines.engine.release();
             let done = engines.engine.completed();
             drop(engines);
+
             if done.is_ok_and(|done| done < self.last) && Instant::now() < due {
                 std::thread::sleep(POLL_INTERVAL);
             } else {
@@ -483,11 +527,14 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self) {
+    /// Runs the jobs of the stream in order until the stream is closed and no job is left.
+    fn run_jobs(&self) {
         loop {
             let mut state = self.state();
             state.busy = false;
             self.changed.notify_all();
+
+            // A closed stream still runs its remaining jobs.
             let job = loop {
                 if let Some(job) = state.jobs.pop_front() {
                     break job;
@@ -497,6 +544,8 @@ impl Queue {
                 }
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
+
+            // The lock is dropped first, so that jobs can be pushed during this one.
             state.busy = true;
             drop(state);
             job();
@@ -513,7 +562,7 @@ impl Stream {
         let queue = Arc::new(Queue::default());
         let worker = Arc::clone(&queue);
         let thread = std::thread::Builder::new().name("stream".to_owned());
-        thread.spawn(move || worker.work()).expect("a test has a thread for each stream");
+        thread.spawn(move || worker.run_jobs()).expect("a test has a thread for each stream");
         Self(Arc::new(Handle(queue)))
     }
 
@@ -528,6 +577,7 @@ impl Stream {
             Some(captured) => captured.push(job),
             None => state.jobs.push_back(job),
         }
+
         drop(state);
         self.0.0.changed.notify_all();
     }
@@ -556,7 +606,7 @@ impl Stream {
         self.0.0.state().captured.is_some()
     }
 
-    fn is(&self, other: &Self) -> bool {
+    fn is_same_stream(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }

@@ -1,15 +1,16 @@
 //! Makes an engine as slow as a network, with a limited rate and a delay of every op.
 //!
-//! Each engine is a wire of its own with two directions. A put leaves when the outgoing direction is free and
-//! arrives when its last byte has travelled. A signal needs no bandwidth and has the same delay. A get sends a
-//! request first, so it takes both delays and bandwidth of the incoming direction. Rate and delay overlap as
-//! on a wire: bytes under way do not block the next put. All ops are throttled, including those to this rank.
+//! Each engine is a wire of its own with two directions. A put leaves when the outgoing direction
+//! is free and arrives when its last byte has travelled. A signal needs no bandwidth and has the
+//! same delay. A get sends a request first, so it takes both delays and bandwidth of the incoming
+//! direction. Rate and delay overlap as on a wire: bytes under way do not block the next put. All
+//! ops are throttled, including those to this rank.
 //!
-//! Every op is held by a queued wait, as in [`Delay`](crate::Delay), and a second engine ends that wait when
-//! the op is due, whenever the throttled engine is called. So the inner backend keeps the contract, and bytes
-//! arrive late and never early. An op behind a wait of the caller leaves when that wait has passed: a signal to
-//! this rank behind each such wait marks this. Long puts are moved in a few pieces, so that little is left to
-//! copy at the end.
+//! Every op is held by a queued wait, as in [`Delay`](crate::Delay), and a second engine ends that
+//! wait when the op is due, whenever the throttled engine is called. So the inner backend keeps the
+//! contract, and bytes arrive late and never early. An op behind a wait of the caller leaves when
+//! that wait has passed: a signal to this rank behind each such wait marks this. Long puts are
+//! moved in a few pieces, so that little is left to copy at the end.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +29,8 @@ use crate::{Error, Layer, Local, Remote};
 const DUE: u64 = 0;
 const PASSED: u64 = 1;
 const PIECES_MAX: u64 = 8;
-/// Long puts and gets are split only if an engine accepts at least this many ops in one `submit` call.
+/// Long puts and gets are split only if an engine accepts at least this many ops in one `submit`
+/// call.
 const SLICE_OPS_FOR_PIECES: usize = 256;
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 
@@ -39,9 +41,11 @@ type Part<'a, F> = (OpOf<'a, F>, Event);
 /// A layer that limits the rate of each engine of a fabric separately, and delays its ops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ThrottleLayer {
-    /// The maximum rate of one engine in each direction, in bytes per second; `f64::INFINITY` for no limit.
+    /// The maximum rate of one engine in each direction, in bytes per second; `f64::INFINITY` for
+    /// no limit.
     pub bytes_per_second: f64,
-    /// The delay before an op (a put, get or signal) takes effect, in addition to its transfer time.
+    /// The delay before an op (a put, get or signal) takes effect, in addition to its transfer
+    /// time.
     pub delay: Duration,
 }
 
@@ -80,12 +84,12 @@ pub struct Throttle<F: Fabric> {
 }
 
 impl<F: Fabric> Throttle<F> {
-    /// Creates an engine with the rate and delay of `layer`. `fabric` is a fabric of this rank that is
-    /// connected to this rank only.
+    /// Creates an engine with the rate and delay of `layer`. `fabric` is a fabric of this rank that
+    /// is connected to this rank only.
     ///
     /// # Errors
-    /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
-    /// waits or accept only single ops, or if the rate is not more than 0.
+    /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines
+    /// cannot queue waits or accept only single ops, or if the rate is not more than 0.
     pub fn new(
         fabric: &F,
         requirements: EngineRequirements,
@@ -96,36 +100,43 @@ impl<F: Fabric> Throttle<F> {
             let text = format!("bytes_per_second is {bytes_per_second}, expected a number above 0");
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
+
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;
         let opener = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
         hold::check_hold(&own)?;
+
         let splits = own.slice_ops_max >= SLICE_OPS_FOR_PIECES;
         let pieces_max = if splits { PIECES_MAX } else { 1 };
-        // One hold for each piece. Holds end only while the caller calls the engine.
+        // Each piece takes two ops, because a hold stands before it.
         let slice_ops_max = own.slice_ops_max / (2 * pieces_max as usize);
+
         Ok(Self {
             engine,
             opener,
             hold: HoldFlags::new(fabric)?,
+            // Holds end only while the caller calls the engine, so it is polled.
             caps: Caps { slice_ops_max, polled: true, rows: false, ..own },
             pieces_max,
             schedule: Schedule::new(bytes_per_second, delay, Instant::now()),
         })
     }
 
+    /// Ends the holds that are due, and returns whether there were any. They stay due if the opener
+    /// has no room for the signal.
     fn drive(&mut self) -> Result<bool, Error<F::Error>> {
         self.opener.completed().map_err(Error::Inner)?;
+
         let awaits = self.schedule.awaits_mark();
         let passed = if awaits { self.hold.local().flag_value(PASSED) } else { None };
         let Some(value) = self.schedule.advance(passed.unwrap_or(0), Instant::now()) else {
             return Ok(false);
         };
+
         let open = [Op::Signal { flag: Flag { region: self.hold.alias(), word: DUE }, value }];
         // SAFETY: the import lives as long as the opener, which is the only writer of the flag.
         match unsafe { self.opener.submit(&open) } {
             Ok(_) => self.schedule.opened(value),
-            // They stay due.
             Err(error) if error.kind() == ErrorKind::QueueFull => {}
             Err(error) => return Err(Error::Inner(error)),
         }
@@ -135,22 +146,24 @@ impl<F: Fabric> Throttle<F> {
     /// Splits the copies of a slice into pieces, and returns all ops with their events.
     ///
     /// # Errors
-    /// If the layer passes an op of the slice not on.
+    /// Returns an error if the layer does not pass on an op of the slice.
     fn split<'a>(&self, ops: &[OpOf<'a, F>]) -> Result<Vec<Part<'a, F>>, Error<F::Error>> {
         let mut parts = Vec::with_capacity(ops.len());
+
         for op in ops {
             match *op {
+                // A copy of no bytes has no pieces, but it takes effect in order like any other op.
                 Op::Put { bytes: 0, .. } => parts.push((*op, Event::Put(0))),
                 Op::Put { dst, src, bytes } => {
                     parts.extend(pieces(bytes, self.piece_bytes(bytes)).map(|piece| {
-                        let (dst, src) = (part(dst, piece), part(src, piece));
+                        let (dst, src) = (piece_span(dst, piece), piece_span(src, piece));
                         (Op::Put { dst, src, bytes: piece.bytes }, Event::Put(piece.bytes))
                     }));
                 }
                 Op::Get { bytes: 0, .. } => parts.push((*op, Event::Get(0))),
                 Op::Get { dst, src, bytes } => {
                     parts.extend(pieces(bytes, self.piece_bytes(bytes)).map(|piece| {
-                        let (dst, src) = (part(dst, piece), part(src, piece));
+                        let (dst, src) = (piece_span(dst, piece), piece_span(src, piece));
                         (Op::Get { dst, src, bytes: piece.bytes }, Event::Get(piece.bytes))
                     }));
                 }
@@ -163,6 +176,7 @@ impl<F: Fabric> Throttle<F> {
                 _ => return Err(hold::refused_op(op)),
             }
         }
+
         Ok(parts)
     }
 
@@ -173,7 +187,7 @@ impl<F: Fabric> Throttle<F> {
     }
 }
 
-fn part<M>(whole: At<'_, M>, piece: Piece) -> At<'_, M> {
+fn piece_span<M>(whole: At<'_, M>, piece: Piece) -> At<'_, M> {
     // A span that leaves the address space leaves its region too, and is rejected.
     At { offset: whole.offset.saturating_add(piece.offset), ..whole }
 }
@@ -202,10 +216,13 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
             );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
+
         let parts = self.split(ops)?;
-        let (mut holds, mut marks) = self.schedule.made();
+        let (mut holds, mut marks) = self.schedule.hold_and_mark_counts();
         let mut held = Vec::with_capacity(2 * parts.len());
         for (op, event) in &parts {
+            // A signal behind a wait of the caller shows that this wait has passed. Every other op
+            // is held until the opener has signalled its number.
             if let Event::Mark = event {
                 marks += 1;
                 let flag = Flag { region: self.hold.alias(), word: PASSED };
@@ -216,9 +233,11 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
                 held.extend([Op::Wait { flag, value: holds, reset: false }, *op]);
             }
         }
-        // SAFETY: the caller's promise. The flags live as long as the engine, the only reader of one of them
-        // and the only writer of the other.
+
+        // SAFETY: the caller's promise. The flags live as long as the engine, the only reader of
+        // one of them and the only writer of the other.
         let ticket = unsafe { self.engine.submit(&held) }.map_err(Error::Inner)?;
+        // The schedule counts the ops only now, because a slice that is refused adds none.
         self.schedule.push(parts.into_iter().map(|(_, event)| event), Instant::now());
         self.drive()?;
         Ok(ticket)
@@ -226,6 +245,7 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
 
     fn completed(&mut self) -> Result<Ticket, Self::Error> {
         let done = self.engine.completed().map_err(Error::Inner)?;
+        // Ops whose holds have just ended may be complete at once.
         if self.drive()? { self.engine.completed().map_err(Error::Inner) } else { Ok(done) }
     }
 
@@ -233,6 +253,7 @@ unsafe impl<F: Fabric> CopyEngine for Throttle<F> {
         if self.drive()? {
             return Ok(());
         }
+
         let until = self.schedule.next().map(|due| due.saturating_duration_since(Instant::now()));
         self.engine.park(until.map_or(limit, |until| until.min(limit))).map_err(Error::Inner)
     }
@@ -265,13 +286,14 @@ enum Event {
     Mark,
 }
 
-/// Computes the time at which each op of a throttled engine completes. It reads no clock, because all
-/// times are arguments.
+/// Computes the time at which each op of a throttled engine completes. It reads no clock, because
+/// all times are arguments.
 #[derive(Debug)]
 struct Schedule {
     bytes_per_second: f64,
     delay: Duration,
-    /// The ops behind a wait that has not passed, whose completion times are not known yet. The first one is a mark.
+    /// The ops behind a wait that has not passed, whose completion times are not known yet. The
+    /// first one is a mark.
     unknown: VecDeque<(Event, Instant)>,
     due: VecDeque<Instant>,
     holds: u64,
@@ -298,6 +320,7 @@ impl Schedule {
             marks: 0,
             open: 0,
             passed: 0,
+            // Both directions are free from the beginning.
             ready: now,
             out_free: now,
             in_free: now,
@@ -306,7 +329,8 @@ impl Schedule {
         }
     }
 
-    fn made(&self) -> (u64, u64) {
+    /// Returns the numbers of held ops and of marks that were submitted so far.
+    fn hold_and_mark_counts(&self) -> (u64, u64) {
         (self.holds, self.marks)
     }
 
@@ -324,20 +348,27 @@ impl Schedule {
         !self.unknown.is_empty()
     }
 
+    /// Computes the completion times of the ops before the next mark that has not passed, and
+    /// returns the number of the last hold that is due, or `None` if no hold is.
+    ///
+    /// `passed` is the number of marks that have passed, and is read only if an op is unknown.
     fn advance(&mut self, passed: u64, now: Instant) -> Option<u64> {
         while let Some((event, at)) = self.unknown.front().copied() {
             if event == Event::Mark {
                 if self.passed == passed {
                     break;
                 }
+
+                // The layer sees only now that the wait has passed, so no later op leaves before.
                 self.passed += 1;
                 self.ready = self.ready.max(now);
             } else {
-                let time = self.time(event, at);
+                let time = self.completion_time(event, at);
                 self.due.push_back(time);
             }
             self.unknown.pop_front();
         }
+
         let due_count = self.due.partition_point(|due| *due <= now);
         (due_count > 0).then(|| self.open + due_count as u64)
     }
@@ -357,8 +388,11 @@ impl Schedule {
         self.due.clear();
     }
 
-    fn time(&mut self, event: Event, at: Instant) -> Instant {
+    /// Returns the completion time of an op that was submitted at `at`, and occupies the wire until
+    /// its last byte has left.
+    fn completion_time(&mut self, event: Event, at: Instant) -> Instant {
         let ready = self.ready.max(at);
+
         let effect = match event {
             Event::Put(bytes) => {
                 self.out_free = self.out_free.max(ready) + self.travel(bytes);
@@ -370,8 +404,10 @@ impl Schedule {
                 self.got = self.in_free + self.delay;
                 self.in_free
             }
+            // A signal may announce the bytes of an earlier get, so it leaves after their arrival.
             Event::Signal | Event::Mark => self.out_free.max(ready).max(self.got),
         };
+
         self.last = self.last.max(effect + self.delay);
         self.last
     }
@@ -389,7 +425,8 @@ mod tests {
 
     const DELAY: u64 = 10;
 
-    /// Returns the completion time of each op in milliseconds, at a rate of one byte per millisecond.
+    /// Returns the completion time of each op in milliseconds, at a rate of one byte per
+    /// millisecond.
     fn times(events: &[Event]) -> Vec<u128> {
         let start = Instant::now();
         let mut schedule = Schedule::new(1000.0, Duration::from_millis(DELAY), start);

@@ -112,7 +112,10 @@ impl<E: CopyEngine> Trace<E> {
         *self.regions.entry(std::ptr::from_ref(region).addr()).or_insert(next)
     }
 
+    /// Returns the text of an op, with numbers instead of addresses for its regions.
     fn describe(&mut self, op: &Op<'_, E::Local, E::Remote>) -> String {
+        // A region is numbered when it is first looked up, so the order of the calls of `region`
+        // decides the numbers in the text: sources come before destinations.
         match *op {
             Op::Put { dst, src, bytes } => {
                 let (from, to) = (self.region(src.region), self.region(dst.region));
@@ -154,6 +157,7 @@ impl<E: CopyEngine> Trace<E> {
                     .map(|src| format!("local {} + {}", self.region(src.region), src.offset))
                     .collect();
                 let (from, to) = (from.join(", "), self.region(dst.region));
+
                 format!(
                     "{operator} of {bytes} bytes of {dtype} from {from} to local {to} + {}",
                     dst.offset
@@ -176,6 +180,7 @@ unsafe impl<E: CopyEngine> CopyEngine for Trace<E> {
         ops: &[Op<'_, E::Local, E::Remote>],
     ) -> Result<Ticket, Self::Error> {
         let texts: Vec<String> = ops.iter().map(|op| self.describe(op)).collect();
+
         // SAFETY: the caller's promise.
         match unsafe { self.engine.submit(ops) } {
             Ok(ticket) => {

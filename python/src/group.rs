@@ -60,6 +60,8 @@ impl Inner {
     ) -> Result<R, Error> {
         let mut group = lock(&self.group);
         let result = body(group.as_mut().ok_or_else(|| invalid("the group was closed"))?);
+
+        // `abandon` could not drop the group while this call had it.
         if self.is_abandoned.load(Ordering::Relaxed) {
             *group = None;
         }
@@ -94,8 +96,9 @@ impl Group {
         long(py, move || inner.with(body))
     }
 
-    /// Makes a call that exchanges messages with the other ranks, after its arguments were converted. If they are refused, so that this
-    /// rank does not make the call, the other ranks learn of it.
+    /// Makes a call that exchanges messages with the other ranks, after its arguments were
+    /// converted. If they are refused, so that this rank does not make the call, the other ranks
+    /// learn of it.
     fn collective<A: Send + 'static, R: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -248,6 +251,7 @@ impl Group {
         let device: Option<u32> = whole_if_any("device", device)?;
         let strict = flag("strict", strict)?;
 
+        // What is not set keeps the default of the options.
         let parse = |name: &str| name.parse::<Backend>().map_err(|error| raised(&error));
         let mut options = OpenOptions::default().strict(strict);
         if let Some(name) = &backend {
@@ -262,6 +266,7 @@ impl Group {
         if let Some(label) = text_if_any("label", label)? {
             options = options.label(label);
         }
+
         let timeout = seconds("timeout", timeout)?;
         let start = seconds("start_timeout", start_timeout)?;
         if let Some(timeout) = timeout {
@@ -270,9 +275,12 @@ impl Group {
         if let Some(start) = start {
             options = options.start_timeout(start);
         }
+
+        // Without a hub, the launcher decides the number of ranks, and `ranks` is the expected one.
         if let (Some(ranks), None) = (ranks, &hub) {
             options = options.ranks(ranks);
         }
+
         let (environment, own_hub) = match hub {
             None => (None, None),
             Some(HubArgument::Address(hub)) => {
@@ -285,12 +293,14 @@ impl Group {
                         "hub was closed or given to another group, expected an open hub",
                     )
                 })?;
+
                 if let Some(ranks) = ranks.filter(|&ranks| ranks != hub.ranks()) {
                     return Err(invalid_argument(format!(
                         "ranks is {ranks}, expected {}, the number of ranks of the hub",
                         hub.ranks()
                     )));
                 }
+
                 if rank != 0 {
                     return Err(invalid_argument(format!(
                         "rank is {rank}, expected 0 for the rank that gives its hub; other ranks give its address"
@@ -299,16 +309,20 @@ impl Group {
                 (None, Some(hub))
             }
         };
+
         let secret = self::secret(secret.as_deref())?;
         let group = long(py, move || {
+            // A bootstrap has no options, so this is the default of `OpenOptions::start_timeout`.
             let deadline = || {
                 let longer = Duration::from_secs(120).max(timeout.unwrap_or_default());
                 Deadline::after(start.unwrap_or(longer))
             };
+
             if let Some(hub) = own_hub {
                 return options.open(TcpBootstrap::join_with_hub(hub, deadline())?);
             }
             let Some(mut environment) = environment else { return options.from_env() };
+
             if secret.is_some() {
                 environment.secret = secret;
             }
@@ -317,19 +331,19 @@ impl Group {
         Self::new(group).map_err(|error| raised(&error))
     }
 
-    /// The name of the backend inside a node.
+    /// Returns the name of the backend inside a node.
     #[getter]
     fn backend(&self) -> String {
         self.backend.to_string()
     }
 
-    /// The number of this rank's GPU in its driver, or `None`.
+    /// Returns the number of this rank's GPU in its driver, or `None`.
     #[getter]
     fn device(&self) -> Option<u32> {
         self.device
     }
 
-    /// The device of memory of the group, as in DLPack: (1, 0) for the host.
+    /// Returns the device of memory of the group, as in DLPack: (1, 0) for the host.
     #[getter]
     fn memory_device(&self) -> (i32, i32) {
         let on_gpu = self.backend == BackendId::CUDA || self.backend == BackendId::ROCM;
@@ -342,13 +356,15 @@ impl Group {
         self.long(py, peerlane::Group::barrier)
     }
 
-    /// Tells the other ranks that this rank refuses the arguments of the call that they make, which exchanges messages.
+    /// Tells the other ranks that this rank refuses the arguments of the call that they make, which
+    /// exchanges messages.
     fn refuse(&self, py: Python<'_>, text: &str) -> PyResult<()> {
         let error = invalid(text);
         let told = self.long(py, move |group| {
             group.refuse(error);
             Ok(())
         });
+
         // The caller raises its own error, unless Ctrl-C has ended the wait for the other ranks.
         told.or_else(|failed| match failed.is_instance_of::<PyException>(py) {
             true => Ok(()),
@@ -378,14 +394,15 @@ impl Group {
         Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
-    /// Begins to gather bytes of every rank. No other call that ranks make together may be made before its `wait`.
+    /// Begins to gather bytes of every rank. No other call that ranks make together may be made
+    /// before its `wait`.
     fn begin_exchange(&self, data: &Bound<'_, PyAny>) -> PyResult<Exchange> {
         let data = bytes("data", data)?;
         let inner = Arc::clone(&self.inner);
         begin(move || inner.with(|group| group.exchange(&data))).map(Exchange)
     }
 
-    /// Raises the error with which the group has ended, if it has. It does not wait.
+    /// Raises the error that has ended the group, if one has. It does not wait.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         short(py, || self.end.check())
     }
@@ -404,6 +421,7 @@ impl Group {
             let key: i64 = whole("key", key)?;
             Ok((color, key, text_if_any("label", label)?))
         };
+
         let part = self.collective(py, arguments(), |group, (color, key, label)| {
             let options = group.split_options();
             let options = match label {
@@ -439,7 +457,8 @@ impl Group {
         })
     }
 
-    /// Leaves the group without the other ranks, which lose this rank unless the group is closed. It does not wait for a call that Ctrl-C has left.
+    /// Leaves the group without the other ranks, which lose this rank unless the group is closed.
+    /// It does not wait for a call that Ctrl-C has left.
     fn abandon(&self) {
         self.inner.is_abandoned.store(true, Ordering::Relaxed);
         if let Ok(mut group) = self.inner.group.try_lock() {
@@ -447,8 +466,8 @@ impl Group {
         }
     }
 
-    /// Opens a window of zeroed memory of `nbytes` bytes on every rank, of which the system gives a page at its first use if
-    /// `on_demand` is set.
+    /// Opens a window of zeroed memory of `nbytes` bytes on every rank, of which the system gives a
+    /// page at its first use if `on_demand` is set.
     #[pyo3(signature = (nbytes, on_demand=false))]
     fn allocate_window(
         &self,
@@ -464,7 +483,8 @@ impl Group {
         self.window(window).map_err(|error| raised(&error))
     }
 
-    /// Opens a window over memory of the caller, who keeps it allocated until the window is released.
+    /// Opens a window over memory of the caller, who keeps it allocated until the window is
+    /// released.
     fn window_over(
         &self,
         py: Python<'_>,
@@ -485,7 +505,7 @@ impl Group {
         self.window(window).map_err(|error| raised(&error))
     }
 
-    /// Gives the memory of a window back on every rank.
+    /// Releases the memory of a window on every rank.
     fn release(&self, py: Python<'_>, window: &Window) -> PyResult<()> {
         let views = Arc::strong_count(&window.views) - 1;
         let unused = match views {
@@ -494,11 +514,14 @@ impl Group {
                 "{views} arrays or tensors of the window are in use; delete them before it is released"
             ))),
         };
+
         self.collective(py, unused, |group, place| {
             // The interpreter must not wait for the lock as long as the release takes.
             let Some(window) = lock(&place).take() else {
                 return Err(group.refuse(invalid("the window was released")));
             };
+
+            // A window that could not be released stays open.
             group.release(window).map_err(|failed| {
                 *lock(&place) = Some(failed.window);
                 failed.error
@@ -531,6 +554,7 @@ impl Group {
         matrix: Option<&Bound<'_, PyAny>>,
         label: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Operation> {
+        // The conversion is one result, so that the other ranks learn of a refused argument.
         let arguments = || {
             let dtype: DType = memory::dtype(dtype)?;
             let lens: Lens = argument("count", lens, LENS)?;
@@ -539,6 +563,7 @@ impl Group {
 
             let collective = collective.with_root(Rank(root));
             let mut request = Request::new(collective, dtype, lens.into());
+
             if let Some(reduction) = text_if_any("reduction", reduction)? {
                 let operators = Operator::ALL.into_iter().map(|it| (it.name(), it));
                 request.operator = named("reduction", &reduction, operators)?;
@@ -549,6 +574,7 @@ impl Group {
                     algorithm.map_err(|error| invalid_argument(format!("algorithm: {error}")))?,
                 );
             }
+
             request.chunks = whole_if_any("chunks", chunks)?;
             request.matrix = matrix.map(matrix_of).transpose()?;
             request.in_place = flag("in_place", in_place)?;
@@ -559,8 +585,10 @@ impl Group {
             request.timeout = seconds("timeout", timeout)?;
             request.input = place("input", input)?;
             request.output = place("output", output)?;
+
             if flag("capturable", capturable)? {
-                // SAFETY: the documentation of `Group.prepare` in Python says when the replays must be complete.
+                // SAFETY: the documentation of `Group.prepare` in Python says when the replays must
+                // be complete.
                 unsafe { request.capturable() };
             }
             Ok((request, dtype))
@@ -642,9 +670,12 @@ impl Window {
             );
             return Err(invalid_argument(text));
         }
+
         let window = this.cast()?;
         let memory = window.memory(begin..begin.saturating_add(nbytes));
         let memory = memory.map_err(|error| raised(&error))?;
+
+        // The window stays open as long as an array uses this view.
         let owner = View { _window: slf.clone().unbind(), _count: Arc::clone(&this.views) };
         let owner = Py::new(slf.py(), owner)?.into_any();
         Ok(Memory::within(&memory.into(), memory::dtype(dtype)?, this.device, owner))
@@ -686,6 +717,7 @@ impl Hub {
         if let Some(secret) = self::secret(secret.as_deref())? {
             options = options.secret(secret);
         }
+
         let hub = short(py, || options.bind(&address, ranks))?;
         Ok(Self { address: hub.address().to_string(), hub: Mutex::new(Some(hub)) })
     }

@@ -1,7 +1,8 @@
-//! The native module of the Python package `peerlane`: groups, windows, operations and views of memory.
+//! The native module of the Python package `peerlane`: groups, windows, operations and views of
+//! memory.
 //!
-//! The package in `peerlane/` has the interface for users. This module converts arguments, errors and memory, detaches from the
-//! interpreter while a call waits, and lets Ctrl-C end every wait.
+//! The package in `peerlane/` has the interface for users. This module converts arguments, errors
+//! and memory, detaches from the interpreter while a call waits, and lets Ctrl-C end every wait.
 
 use pyo3::prelude::*;
 

@@ -44,7 +44,8 @@ pub(crate) fn device(space: Space, backend: BackendId, ordinal: Option<u32>) -> 
     }
 }
 
-/// Holds an address range as numbers, which may move between threads, unlike the pointer of a [`MemoryRange`].
+/// Holds an address range as numbers, which may move between threads, unlike the pointer of a
+/// [`MemoryRange`].
 pub(crate) struct RawRange {
     address: usize,
     nbytes: usize,
@@ -71,10 +72,10 @@ impl Memory {
         device: (i32, i32),
         owner: Py<PyAny>,
     ) -> Self {
-        Self::of((range.address, range.nbytes), dtype, device, owner)
+        Self::from_address((range.address, range.nbytes), dtype, device, owner)
     }
 
-    fn of(
+    fn from_address(
         (address, nbytes): (usize, usize),
         dtype: DType,
         device: (i32, i32),
@@ -103,7 +104,8 @@ fn numpy_kind(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// Returns all element types: the name, the name in PyTorch, that in NumPy, the bytes of an element, and whether elements can be reduced.
+/// Returns all element types: the name, the name in PyTorch, that in NumPy, the bytes of an
+/// element, and whether elements can be reduced.
 ///
 /// For a type that NumPy lacks, its name is that of unsigned integers.
 #[pyfunction]
@@ -154,22 +156,23 @@ impl Memory {
             );
             return Err(invalid_argument(text));
         }
-        Ok(Self::of((address, nbytes), dtype, device, owner))
+
+        Ok(Self::from_address((address, nbytes), dtype, device, owner))
     }
 
-    /// The address of the first byte, on the host or on the device.
+    /// Returns the address of the first byte, on the host or on the device.
     #[getter]
     fn address(&self) -> usize {
         self.address
     }
 
-    /// The device as in DLPack: kind and number.
+    /// Returns the device as in DLPack: kind and number.
     #[getter]
     fn device(&self) -> (i32, i32) {
         self.device
     }
 
-    /// The name of the element type, such as "f32".
+    /// Returns the name of the element type, such as "f32".
     #[getter]
     fn dtype(&self) -> &'static str {
         self.dtype.name()
@@ -204,10 +207,12 @@ impl Memory {
     ) -> PyResult<Bound<'py, PyAny>> {
         let _ = stream;
         let this = slf.get();
+
         if copy == Some(true) || dl_device.is_some_and(|wanted| wanted != this.device) {
             let text = "memory of Peerlane is not copied to make a capsule; expected its own device and no copy";
             return Err(PyBufferError::new_err(text));
         }
+
         let is_versioned = max_version.is_some_and(|(major, _)| major >= 1);
         dlpack::capsule(slf, is_versioned)
     }
@@ -218,6 +223,7 @@ impl Memory {
             let text = "only memory of a GPU with a type of NumPy has __cuda_array_interface__";
             return Err(pyo3::exceptions::PyAttributeError::new_err(text));
         };
+
         let interface = pyo3::types::PyDict::new(py);
         interface.set_item("shape", (self.__len__(),))?;
         interface.set_item("typestr", format!("<{kind}{}", self.dtype.bytes()))?;
@@ -239,6 +245,7 @@ impl Memory {
         if this.device.0 != CPU.0 {
             return Err(PyBufferError::new_err("memory of a GPU has no buffer; use DLPack"));
         }
+
         let filled = ffi::Py_buffer {
             buf: ptr::with_exposed_provenance_mut(this.address),
             len: this.nbytes.cast_signed(),
@@ -253,6 +260,7 @@ impl Memory {
             internal: ptr::null_mut(),
             obj: slf.clone().into_any().into_ptr(),
         };
+
         // SAFETY: the interpreter gives a view to fill.
         unsafe { view.write(filled) };
         Ok(())
@@ -275,9 +283,11 @@ pub(crate) mod dlpack {
     pub(crate) const COMPLEX: u8 = 5;
     const BOOL: u8 = 6;
 
-    /// The types that only move and are not those of Peerlane: code, bits, and the name in NumPy, PyTorch or `ml_dtypes`.
+    /// The types that only move and are not those of Peerlane: code, bits, and the name in NumPy,
+    /// PyTorch or `ml_dtypes`.
     ///
-    /// Handles (code 3) are addresses of one process, and types of 4 and 6 bits share bytes, so both are left out.
+    /// Handles (code 3) are addresses of one process, and types of 4 and 6 bits share bytes, so
+    /// both are left out.
     const MOVED: [(u8, u8, &str); 8] = [
         (BOOL, 8, "bool"),
         (COMPLEX, 32, "complex32"),
@@ -369,7 +379,8 @@ pub(crate) mod dlpack {
         }
     }
 
-    /// Returns the name of the type of a tensor, in which elements are whole bytes, or `None` if it is unknown.
+    /// Returns the name of the type of a tensor, in which elements are whole bytes, or `None` if it
+    /// is unknown.
     pub(crate) fn type_name(tensor: &Tensor) -> Option<&'static str> {
         if tensor.lanes != 1 {
             return None;
@@ -420,7 +431,8 @@ pub(crate) mod dlpack {
         fn drop(&mut self) {
             let memory = self._memory.take();
             let mut memory = Some(memory);
-            // A library may give its tensor back on any thread; after the end of the interpreter nothing is left to free.
+            // A library may give its tensor back on any thread; after the end of the interpreter
+            // nothing is left to free.
             if Python::try_attach(|_| drop(memory.take())).is_none() {
                 std::mem::forget(memory);
             }
@@ -455,7 +467,11 @@ pub(crate) mod dlpack {
         unsafe { delete(object.cast::<T>()) };
     }
 
-    fn give<'py, T: Capsule>(py: Python<'py>, object: Box<T>) -> PyResult<Bound<'py, PyAny>> {
+    /// Creates a capsule that owns a tensor.
+    fn new_capsule<'py, T: Capsule>(
+        py: Python<'py>,
+        object: Box<T>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let raw = Box::into_raw(object);
         // SAFETY: the name is static, and the destructor takes this type.
         let capsule = unsafe { ffi::PyCapsule_New(raw.cast(), T::NAME.as_ptr(), Some(end::<T>)) };
@@ -463,10 +479,12 @@ pub(crate) mod dlpack {
             // SAFETY: no capsule has the box.
             drop(unsafe { Box::from_raw(raw) });
         }
+
         // SAFETY: it is a new reference, or NULL with an exception.
         unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
     }
 
+    /// Returns a capsule of memory, of version 1 or without a version.
     pub(super) fn capsule<'py>(
         memory: &Bound<'py, Memory>,
         is_versioned: bool,
@@ -484,20 +502,24 @@ pub(crate) mod dlpack {
             strides: ptr::null_mut(),
             byte_offset: 0,
         };
+
         let kept = Kept {
             shape: [this.shape[0] as i64],
             strides: [1],
             _memory: Some(memory.clone().into_any().unbind()),
         };
         let context = ptr::null_mut();
+
         if is_versioned {
             let (version, deleter) = ([1, 0], Some(delete::<Versioned> as _));
             let mut object =
                 Box::new(Versioned { version, context, deleter, flags: 0, tensor, kept });
+            // The box gives the numbers their final address.
             object.tensor.shape = object.kept.shape.as_mut_ptr();
             object.tensor.strides = object.kept.strides.as_mut_ptr();
-            return give(memory.py(), object);
+            return new_capsule(memory.py(), object);
         }
+
         let deleter: unsafe extern "C" fn(*mut Given) = delete::<Given>;
         // SAFETY: only the type of the argument differs, which is the first field of the other.
         let deleter = unsafe {
@@ -507,9 +529,10 @@ pub(crate) mod dlpack {
             >(deleter)
         };
         let managed = Managed { tensor, context, deleter: Some(deleter) };
+
         let mut object = Box::new(Given { managed, kept });
         object.managed.tensor.shape = object.kept.shape.as_mut_ptr();
         object.managed.tensor.strides = object.kept.strides.as_mut_ptr();
-        give(memory.py(), object)
+        new_capsule(memory.py(), object)
     }
 }

@@ -22,7 +22,8 @@ type Addressed<D, N> = (usize, ResolvedOp<D, N>);
 /// An in-order queue of ops on a staged fabric; the thread that polls it moves the bytes.
 pub struct Engine<D: Fabric, N: Fabric> {
     id: u64,
-    /// An idle engine of the network on which this engine only sleeps; no operation is submitted to it.
+    /// An idle engine of the network on which this engine only sleeps; no operation is submitted to
+    /// it.
     parker: N::Engine,
     state: EngineState<Error>,
     shared: Arc<Shared<D, N>>,
@@ -36,7 +37,7 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
     /// Returns an op that keeps its memory regions alive, or `None` if the op transfers no bytes.
     ///
     /// # Errors
-    /// If no network runs the op.
+    /// Returns an error if a staged engine does not have the op.
     fn resolve(op: &Op<'_, Local<D, N>, Remote<D, N>>) -> Result<Option<Addressed<D, N>>, Fault> {
         let (peer, resolved) = match *op {
             Op::Put { bytes: 0, .. } | Op::Get { bytes: 0, .. } => return Ok(None),
@@ -56,12 +57,14 @@ impl<D: Fabric, N: Fabric> Engine<D, N> {
                     ResolvedOp::Signal { flag: Arc::clone(region), word: flag.word, value };
                 (region.peer, signal)
             }
+            // A staged engine has none of these ops (`caps` and `prepare_reduce`).
             Op::PutRows { .. } | Op::GetRows { .. } | Op::Wait { .. } | Op::Reduce { .. } => {
                 return Err(Fault::refused_op(op));
             }
             #[cfg(not(peerlane_workspace))]
             _ => return Err(Fault::refused_op(op)),
         };
+
         Ok(Some((peer.index(), resolved)))
     }
 }
@@ -110,11 +113,14 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         let mut transport = self.shared.transport();
         transport.check()?;
         self.state.check_slice(ops)?;
+
         let queue = transport.queue(self.id);
         queue.tickets.check_room(queue.len(), ops.len())?;
+        // All ops are resolved before the first is queued, because a refused slice adds none.
         let resolved = ops.iter().filter_map(|op| Self::resolve(op).transpose());
         let resolved: Vec<_> = resolved.collect::<Result<_, _>>()?;
         let ticket = queue.push(resolved.into_iter());
+
         transport.progress(self.id)?;
         Ok(ticket)
     }
@@ -133,12 +139,13 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
             transport.check()?;
             transport.is_busy()
         };
+
         let limit = if busy { limit.min(BUSY_PARK_MAX) } else { limit };
         self.parker.park(limit).map_err(Error::backend("park"))
     }
 
-    /// Returns whether the engine of the network is busy; copies and messages in flight do not count,
-    /// because they progress without this rank, and `park` limits its sleep for them.
+    /// Returns whether the engine of the network is busy; copies and messages in flight do not
+    /// count, because they progress without this rank, and `park` limits its sleep for them.
     fn is_busy(&self) -> bool {
         self.parker.is_busy()
     }
@@ -156,7 +163,8 @@ unsafe impl<D: Fabric, N: Fabric> CopyEngine for Engine<D, N> {
         transport.progress(self.id)
     }
 
-    /// Returns 0, because copies between a device and the host use copy engines and no compute units.
+    /// Returns 0, because copies between a device and the host use copy engines and no compute
+    /// units.
     fn compute_bytes(
         &mut self,
         _ops: &[Op<'_, Local<D, N>, Remote<D, N>>],
@@ -174,6 +182,7 @@ impl<D: Fabric, N: Fabric> Drop for Engine<D, N> {
     fn drop(&mut self) {
         let mut transport = self.shared.transport();
         transport.release(self.id);
+
         // Transfers in flight still use the caller's memory.
         let deadline = Deadline::after(CLOSE_TIMEOUT);
         while transport.queue(self.id).len() > 0 && !deadline.has_passed() {
@@ -181,6 +190,7 @@ impl<D: Fabric, N: Fabric> Drop for Engine<D, N> {
                 break;
             }
         }
+
         transport.remove_queue(self.id);
     }
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask deps`: checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
+//! `cargo xtask deps`: checks licences, bans, advisories, and the oldest Rust that all dependencies
+//! accept.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -70,8 +71,8 @@ fn advisory_databases() -> Option<PathBuf> {
 /// The other supported architecture.
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
-/// Checks that no dependency needs a newer Rust than the workspace supports, and compiles the libraries and
-/// programs with that Rust for the other architecture, if both are installed.
+/// Checks that no dependency needs a newer Rust than the workspace supports, and compiles the
+/// libraries and programs with that Rust for the other architecture, if both are installed.
 pub(crate) fn oldest_rust() -> Outcome<Verdict> {
     let metadata = workspace::load()?;
     let mut members = metadata.workspace_packages().into_iter();
@@ -135,12 +136,14 @@ pub(crate) fn oldest_rust() -> Outcome<Verdict> {
     })
 }
 
-/// Compares the API of the published libraries with that of the last release, if cargo-semver-checks is installed.
+/// Compares the API of the published libraries with that of the last release, if
+/// cargo-semver-checks is installed.
 pub(crate) fn semver() -> Outcome<Verdict> {
     if !process::answers(&mut cargo(["semver-checks", "--version"])) {
         let why = "to check the API: cargo install --locked cargo-semver-checks";
         return Ok(Verdict::Skipped(why.to_owned()));
     }
+
     let metadata = workspace::members()?;
     let release = metadata.workspace_metadata["last-release"].as_str();
     let release = release.ok_or("Cargo.toml has no workspace.metadata.last-release")?;
@@ -149,6 +152,7 @@ pub(crate) fn semver() -> Outcome<Verdict> {
         let why = format!("the history of this clone does not contain {release}");
         return Ok(Verdict::Skipped(why));
     }
+
     let mut command = cargo(["semver-checks", "--workspace", "--baseline-rev", release]);
     process::run(&mut command)?;
     Ok(Verdict::Passed)

@@ -1,8 +1,8 @@
-//! Computes the addresses and remote keys of puts, gets and signals, and executes those on this rank's own
-//! memory.
+//! Computes the addresses and remote keys of puts, gets and signals, and executes those on this
+//! rank's own memory.
 //!
-//! The processor does copies to this rank. A flag of this rank is stored when all earlier ops of the
-//! engine are complete.
+//! The processor does copies to this rank. A flag of this rank is stored when all earlier ops of
+//! the engine are complete.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,8 +37,8 @@ pub(super) enum LoopbackOp {
     Store { flag: *const AtomicU64, value: u64 },
 }
 
-// SAFETY: the pointers name memory that `submit`'s contract makes accessible until the op is complete, from
-// any thread that drives the engine.
+// SAFETY: the pointers name memory that `submit`'s contract makes accessible until the op is
+// complete, from any thread that drives the engine.
 unsafe impl Send for LoopbackOp {}
 
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +67,7 @@ pub(super) struct FlagSignal {
     pub(super) key: u32,
 }
 
+/// Returns where an op is executed, with its addresses and remote keys.
 pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<ResolvedOp, Error> {
     match *op {
         Op::Put { dst, src, bytes } => {
@@ -78,6 +79,7 @@ pub(super) fn resolve(op: &Op<'_, Local, Remote>) -> Result<ResolvedOp, Error> {
         Op::Signal { flag, value } => {
             let (key, offset) = (&flag.region.key, flag.word * WORD_BYTES);
             Ok(match &flag.region.alias {
+                // The flag is in this rank's own memory, which needs no NIC.
                 Some(alias) => {
                     let flag = alias.base.as_ptr().wrapping_add(offset as usize).cast();
                     ResolvedOp::Loopback(LoopbackOp::Store { flag, value })
@@ -113,19 +115,23 @@ fn copy(
     if bytes == 0 {
         return Ok(ResolvedOp::Empty);
     }
+
     // The ranges lie inside regions, which fit the address space.
     let local = local_region.base().as_ptr().wrapping_add(local_offset as usize);
     let is_device_memory = local_region.registration().is_device_memory();
+
     if let Some(alias) = &remote_region.alias {
         if is_device_memory || alias.is_device_memory() {
             let text = "a self copy is of device memory; use the fabric of the device for it";
             return Err(Error::argument(text.to_owned()));
         }
+
         let aliased = alias.base.as_ptr().wrapping_add(remote_offset as usize);
         let (dst, src) =
             if direction == Direction::Put { (aliased, local) } else { (local, aliased) };
         return Ok(ResolvedOp::Loopback(LoopbackOp::Copy { dst, src, bytes: bytes as usize }));
     }
+
     let span = CopySpan {
         local: local as u64,
         local_keys: local_region.registration().local_keys(),
@@ -172,23 +178,28 @@ impl Loopback {
         matches!(self.0.front(), Some(Queued { op: LoopbackOp::Copy { .. }, .. }))
     }
 
-    /// Executes queued ops in order; stores a flag only after all earlier ops of the engine are complete.
+    /// Executes queued ops in their order.
+    ///
+    /// A flag is stored only after all earlier ops of the engine are complete.
     pub(super) fn run(
         &mut self,
         progress: &mut LoopbackProgress,
         is_complete: impl Fn(u64) -> bool,
     ) {
         let mut budget = CALL_BYTES_MAX;
+
         while let Some(head) = self.0.front_mut() {
             match &mut head.op {
                 LoopbackOp::Copy { dst, src, bytes } => {
                     let now = (*bytes).min(budget);
-                    // SAFETY: the op was checked against its regions, which `submit`'s contract keeps alive
-                    // and free of races. Source and destination may be one region, and `copy` allows overlap.
+                    // SAFETY: the op was checked against its regions, which `submit`'s contract
+                    // keeps alive and free of races. Source and destination may be one region, and
+                    // `copy` allows overlap.
                     unsafe { std::ptr::copy(*src, *dst, now) };
                     (*dst, *src) = (dst.wrapping_add(now), src.wrapping_add(now));
                     *bytes -= now;
                     budget -= now;
+
                     if *bytes > 0 {
                         return;
                     }
@@ -202,6 +213,7 @@ impl Loopback {
                     progress.stored = true;
                 }
             }
+
             progress.tickets.push(head.ticket);
             self.0.pop_front();
         }

@@ -37,21 +37,25 @@ pub(super) fn run(context: RankContext<'_>, backend: Backend) -> Result<()> {
         true => None,
         false => Some(Limit::open(limit_fabrics, &measurement.comm, hosts)?),
     };
+
     let timing_options = TimingOptions { warmup: options.warmup, iterations: options.iterations };
     let mut bench = HostBench { limit, timing_options };
     measurement.sweep(&mut bench)?;
+
     // Imported regions must be dropped before the peers free them.
     drop(bench);
     Ok(measurement.group.close()?)
 }
 
-/// Opens the fabrics over which bare copies are timed, as the limit of an operation. On the host,
-/// one copies through the cache, the other with streaming stores.
+/// Opens the fabrics whose bare copies are timed, as the limit of an operation.
+///
+/// On the host, one copies through the cache, the other with streaming stores.
 fn limit_fabrics(context: &RankContext<'_>, backend: Backend) -> Result<Vec<DynFabric>> {
     let RankContext { options, comm, rank_topology, .. } = context;
     if !options.limit {
         return Ok(Vec::new());
     }
+
     let layer = options.node_options.throttle_inside();
     let open = |streaming_bytes_min| -> Result<DynFabric> {
         let mut fabrics = topology::fabric_options(options, rank_topology);
@@ -59,6 +63,8 @@ fn limit_fabrics(context: &RankContext<'_>, backend: Backend) -> Result<Vec<DynF
         let fabric = fabrics.open(backend, comm.rank(), comm.ranks())?;
         Ok(topology::throttled(fabric, layer))
     };
+
+    // Which of the two ways to copy is faster depends on the size and on the processor.
     match backend {
         Backend::Host => Ok(vec![open(Some(u64::MAX))?, open(Some(0))?]),
         _ => Ok(vec![open(None)?]),
@@ -71,6 +77,7 @@ impl Bench for HostBench {
     fn limit(&mut self, run: &mut Measurement<'_>, at: Point) -> Result<Option<Duration>> {
         let Some(limit) = &mut self.limit else { return Ok(None) };
         run.report_activity(Activity::Limit, at)?;
+
         let Measurement { setup, comm, group, .. } = run;
         let layout = setup.layout(at.block_length)?;
         let copies = LimitCopies { layout: &layout, in_place: setup.options.in_place };
@@ -88,6 +95,7 @@ impl Bench for HostBench {
             let operation = setup.prepare_on_host(group, block_length, variant)?;
             Ok(HostCandidate { operation, block_length })
         };
+
         let all = setup.algorithms().into_iter().map(candidate).collect::<Result<Vec<_>>>()?;
         let reports = all.iter().map(|candidate| candidate.operation.report().clone()).collect();
         Ok(Candidates { all, reports })
@@ -112,6 +120,7 @@ impl Checked for HostCandidate {
     fn check(&mut self, run: &Measurement<'_>, data: TestData) -> Result<Option<String>> {
         let (operation, block) = (&mut *self.operation, (run.comm.rank(), self.block_length));
         let mut found: Comparison = Ok(());
+
         // With two outputs each start fills the other one. After these starts every output has been
         // overwritten, filled and compared.
         for _ in 0..operation.report().outputs {
@@ -145,6 +154,7 @@ fn fill(
     for buffer in 0..setup.options.shape.output_buffers(setup.ranks()) {
         overwrite(operation.output_buffer_mut(buffer)?);
     }
+
     let numbering = setup.numbering(rank);
     if !collective.has_input_block_per_receiver() {
         for tensor in 0..operation.report().tensors {
@@ -152,6 +162,8 @@ fn fill(
         }
         return Ok(());
     }
+
+    // The blocks for all receivers follow each other in one input.
     let blocks = setup.input_blocks(block_length, rank)?;
     let mut input = operation.input_piece_mut(0)?;
     for (block, bytes) in blocks.into_iter().enumerate() {
@@ -173,10 +185,11 @@ fn compare(
     let numbering = setup.numbering(rank);
     let mut sum = numbering.sum(data);
     let mut scratch = vec![0; Block::PIECE_BYTES];
+
     for tensor in 0..tensors {
         for source in Rank::all(ranks) {
             let found = operation.piece(tensor, source)?;
-            // The parts of a sum follow each other.
+            // A sum is a single block, whose pieces are read one after the other.
             let mut of_source = numbering.output(data, tensor * ranks + source.index());
             let expected = sum.as_mut().unwrap_or(&mut of_source);
             if let Err(wrong) = expected.compare(found, &mut scratch) {
@@ -184,6 +197,7 @@ fn compare(
             }
         }
     }
+
     if setup.options.shape.list {
         let pieces = setup.options.shape.pieces(setup.options.goal, block_length, ranks)?;
         for destination in destinations(&pieces[0]) {

@@ -45,7 +45,7 @@ impl<'a> RankContext<'a> {
     pub(super) fn open(self, backend: Backend, device: Option<u32>) -> Result<Measurement<'a>> {
         let Self { options, comm, rank_topology, device_name, seed, sink } = self;
         let group = topology::open(options, &comm, rank_topology, backend, device)?;
-        let setup = Setup::of(options, &comm, rank_topology, &group, device_name)?;
+        let setup = Setup::from_group(options, &comm, rank_topology, &group, device_name)?;
         Ok(Measurement { setup, comm, group, seed, sink })
     }
 }

@@ -56,9 +56,9 @@ pub(crate) struct Options {
     pub(crate) shape: ShapeOptions,
     #[command(flatten)]
     pub(crate) sizes: SweepOptions,
-    /// Set the number of timed iterations for each size, such as 100; on GPUs they are enqueued back
-    /// to back [default: as many as fit in 500 ms, from 20 to 1000; on GPUs 50 below 256 MiB and 10
-    /// from there on]
+    /// Set the number of timed iterations for each size, such as 100; on GPUs they are enqueued
+    /// back to back [default: as many as fit in 500 ms, from 20 to 1000; on GPUs 50 below 256 MiB
+    /// and 10 from there on]
     #[arg(long, short = 'n', value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iterations: Option<u32>,
@@ -74,22 +74,23 @@ pub(crate) struct Options {
     /// for small outputs that are not in place, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: Option<u32>,
-    /// Set how a GPU copies its own block to its output, either local (with a kernel, which competes with
-    /// compute work), link (with a copy engine, back from a peer), or auto (link for small blocks,
-    /// otherwise local)
+    /// Set how a GPU copies its own block to its output, either local (with a kernel, which
+    /// competes with compute work), link (with a copy engine, back from a peer), or auto (link for
+    /// small blocks, otherwise local)
     #[arg(long, default_value = "auto", value_name = "HOW")]
     #[arg(value_parser = one_of([SelfCopy::Auto, SelfCopy::Local, SelfCopy::Link], self_copy_name))]
     pub(crate) self_copy: SelfCopy,
-    /// Set the largest number of blocks of threads that add in a reduction on an NVIDIA GPU, such as 32 to leave
-    /// most multiprocessors free [default: one for each multiprocessor]
+    /// Set the largest number of blocks of threads that add in a reduction on an NVIDIA GPU, such
+    /// as 32 to leave most multiprocessors free [default: one for each multiprocessor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reduce_blocks: Option<u32>,
-    /// Select the engines that copy between AMD GPUs (backend rocm only), either streams (HIP streams),
-    /// sdma (SDMA engines that the host drives), or auto (the lowest predicted time at each size)
+    /// Select the engines that copy between AMD GPUs (backend rocm only), either streams (HIP
+    /// streams), sdma (SDMA engines that the host drives), or auto (the lowest predicted time at
+    /// each size)
     #[arg(long, default_value = "auto", value_name = "KIND", value_parser = target::engine_parser())]
     pub(crate) engine: EngineKind,
-    /// Fail instead of falling back to host memory, if GPUs have no peer access, to compute units that
-    /// copy or add, such as the own block of a GPU, or to a thread that drives the copies
+    /// Fail instead of falling back to host memory, if GPUs have no peer access, to compute units
+    /// that copy or add, such as the own block of a GPU, or to a thread that drives the copies
     #[arg(long)]
     pub(crate) strict: bool,
     #[arg(
@@ -103,20 +104,21 @@ pub(crate) struct Options {
     /// ranks, without synchronization
     ///
     /// The table then shows the time of these copies, and that time as a share of the time of the
-    /// all-gather: 100 % means that the all-gather is as fast as the copies. The time of an iteration
-    /// is that of its slowest rank. If ranks share cores, it is the time from the first begin to the
-    /// last end. On GPUs, only copies to peers are timed, with the fastest of several methods.
+    /// all-gather: 100 % means that the all-gather is as fast as the copies. The time of an
+    /// iteration is that of its slowest rank. If ranks share cores, it is the time from the first
+    /// begin to the last end. On GPUs, only copies to peers are timed, with the fastest of several
+    /// methods.
     #[arg(long)]
     pub(crate) limit: bool,
     /// Capture the all-gather into a graph and time its replays (backends cuda, and rocm with
     /// streams); an algorithm that cannot be captured is not timed, and its row has the reason
     #[arg(long)]
     pub(crate) graph: bool,
-    /// Also time the all-gathers and reductions of another library in the same processes, in turn with Peerlane
-    /// (backend cuda only)
+    /// Also time the all-gathers and reductions of another library in the same processes, in turn
+    /// with Peerlane (backend cuda only)
     ///
-    /// NCCL is timed with three settings: its own choice, symmetric windows, and copy engines. Only equal
-    /// blocks of one tensor can be compared.
+    /// NCCL is timed with three settings: its own choice, symmetric windows, and copy engines. Only
+    /// equal blocks of one tensor can be compared.
     #[arg(long, value_enum, value_name = "LIBRARY")]
     #[arg(conflicts_with_all = ["blocks", "list", "tensors"])]
     pub(crate) vs: Option<BaselineLibrary>,
@@ -174,7 +176,7 @@ impl Options {
     /// The number of ranks to spawn if there are no GPUs and `--ranks` is not given.
     pub(crate) const RANKS_DEFAULT: usize = 4;
 
-    pub(crate) fn of(self, goal: Goal) -> Self {
+    pub(crate) fn with_goal(self, goal: Goal) -> Self {
         Self { goal, ..self }
     }
 
@@ -186,6 +188,7 @@ impl Options {
             ))
             .with_advice("raise --max-bytes or lower --min-bytes"));
         }
+
         let fixed = first_given([
             ("--graph", self.graph),
             ("--list", self.shape.list),
@@ -196,30 +199,36 @@ impl Options {
                 "--graph" => "a captured start always writes to the same output",
                 _ => "these destinations are fixed, so outputs cannot alternate",
             };
+
             let text = format!("{option} and --outputs 2 cannot be used together");
             let advice = format!("{why}: remove one of the two options");
             return Err(Failure::usage(text).with_advice(advice));
         }
+
         self.check_collective()
     }
 
     /// Rejects options that the collective does not support.
     fn check_collective(&self) -> Result<()> {
         let goal = self.goal;
+        // The default goal is the all-gather, which supports all options.
         if goal == Goal::default() {
             return Ok(());
         }
+
         let (name, collective) = (goal.name(), goal.collective);
         if self.in_place && !collective.runs_in_place() {
             let name = collective.with_article();
             let text = format!("--in-place is not supported for {name}, which keeps its input");
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
+
         let shape = &self.shape;
         if shape.blocks.is_some() && !goal.takes_lengths() {
             let text = format!("--blocks is not supported for {name}, whose blocks are equal");
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
+
         let is_reduction = collective.is_reduction();
         let of_all_gather = [("--list", shape.list), ("--tensors", shape.tensors.is_some())];
         if let Some(option) = first_given(of_all_gather) {
@@ -228,6 +237,7 @@ impl Options {
             );
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
+
         let limited = [
             ("--vs", self.vs.is_some() && !nccl::has(collective), "collectives of NCCL"),
             ("--limit", self.limit && is_reduction, "collectives that only copy"),
@@ -236,17 +246,20 @@ impl Options {
             let text = format!("{option} is supported only for {of}, but the collective is {name}");
             return Err(Failure::usage(text).with_advice("remove the option"));
         }
+
         if self.in_place && self.graph && is_reduction {
             let text = format!("--graph and --in-place cannot be used together for {name}");
             let advice = "a graph holds several starts, and each would add to the sum of the one before: remove one of the two options";
             return Err(Failure::usage(text).with_advice(advice));
         }
-        // What only moves, NCCL moves as bytes.
+
+        // NCCL needs to know the type only to add; other collectives move the elements as bytes.
         let has_type = !is_reduction || nccl::data_type(self.dtype).is_some();
         if self.vs.is_some() && !has_type {
             let text = format!("--dtype {} is not supported by NCCL", self.dtype);
             return Err(Failure::usage(text).with_advice("use another type, or remove --vs"));
         }
+
         let known: Vec<_> = algorithms(collective).collect();
         let unknown = self.algorithm.named().find(|algorithm| !known.contains(algorithm));
         if let Some(algorithm) = unknown {
@@ -300,8 +313,9 @@ fn dtype_names() -> String {
 /// Returns the options that must be equal on all ranks, with the selected backend.
 pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
     let Options { algorithm, node_options, shape, dtype, sizes, .. } = options;
-    let (warmup, in_place) = (options.warmup, options.in_place);
     let iterations = options.iterations.map_or("automatic".to_owned(), |n| n.to_string());
+
+    // If several options differ between ranks, the first of this list is reported.
     let as_written = [
         ("--backend", backend.to_owned()),
         ("the collective", options.goal.text()),
@@ -318,13 +332,13 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--tensors", given(shape.tensors.map(|tensors| tensors.to_string()))),
         ("--trace", options.trace.is_some().to_string()),
         ("--dtype", dtype.to_string()),
-        ("--in-place", in_place.to_string()),
+        ("--in-place", options.in_place.to_string()),
         ("--outputs", options.outputs.map_or("auto".to_owned(), |n| n.to_string())),
         ("--min-bytes", sizes.min_bytes.0.to_string()),
         ("--max-bytes", sizes.max_bytes.0.to_string()),
         ("--factor", sizes.factor.to_string()),
         ("--iterations", iterations),
-        ("--warmup", warmup.to_string()),
+        ("--warmup", options.warmup.to_string()),
         ("--timeout", options.run.timeout.as_secs_f64().to_string()),
         ("--limit", options.limit.to_string()),
         ("--graph", options.graph.to_string()),
@@ -335,6 +349,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
         ("--overlap", given(options.overlap.map(|what| format!("{what:?}")))),
     ];
+
     Settings::new(as_written, options.run.seed)
 }
 
@@ -385,6 +400,7 @@ pub(super) mod tests {
              --json - --plot out.svg",
         );
         let options = options.unwrap();
+
         assert_eq!(options.check(), Ok(()));
         assert_eq!(
             (options.algorithm.selection.to_string().as_str(), options.algorithm.chunks),
@@ -401,20 +417,24 @@ pub(super) mod tests {
     #[test]
     fn a_wrong_value_is_refused_with_the_valid_values() {
         let first_line = |line: &str| parse(line).unwrap_err().lines().next().unwrap().to_owned();
+
         insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': expected a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': expected a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': unknown algorithm; expected auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling");
         insta::assert_snapshot!(first_line("--chunks 0"), @"error: invalid value '0' for '--chunks <N>': expected a number of chunks from 1 to 65536");
         insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f8e8m0, f16, bf16, f32, f64, complex64");
+
         insta::assert_snapshot!(first_line("--timeout 0"), @"error: invalid value '0' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout=-1"), @"error: invalid value '-1' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout 1e309"), @"error: invalid value '1e309' for '--timeout <SECONDS>': expected less than 2^64 seconds, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout NaN"), @"error: invalid value 'NaN' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
         insta::assert_snapshot!(first_line("--timeout soon"), @"error: invalid value 'soon' for '--timeout <SECONDS>': expected a number of seconds above 0, such as 30 or 0.5");
+
         insta::assert_snapshot!(first_line("--max-bytes 1KB"), @"error: invalid value '1KB' for '--max-bytes <SIZE>': unknown suffix KB, expected K, M or G (or KiB, MiB, GiB), powers of 1024");
         insta::assert_snapshot!(first_line("--factor 1"), @"error: invalid value '1' for '--factor <FACTOR>': 1 is not in 2..18446744073709551615");
         insta::assert_snapshot!(first_line("--iterations 0"), @"error: invalid value '0' for '--iterations <N>': 0 is not in 1..=1000000");
         insta::assert_snapshot!(first_line("--min-bytes 0"), @"error: invalid value '0' for '--min-bytes <SIZE>': expected at least 1 byte");
+
         insta::assert_snapshot!(first_line("--trace trace.svg"), @"error: invalid value 'trace.svg' for '--trace <FILE.json>': expected a file name that ends in .json; no other format is supported");
         insta::assert_snapshot!(first_line("--plot sizes.png"), @"error: invalid value 'sizes.png' for '--plot <FILE.svg>': expected a file name that ends in .svg; no other format is supported");
         insta::assert_snapshot!(first_line("--vs nccl --blocks 1:2"), @"error: the argument '--vs <LIBRARY>' cannot be used with '--blocks <N:N:…>'");

@@ -29,7 +29,8 @@ pub(crate) struct Setup<'a> {
     pub(super) topology: Topology,
     pub(super) backend: String,
     pub(super) device_name: String,
-    /// The links from which the time of an operation is predicted; `None` for the links of the library.
+    /// The links from which the time of an operation is predicted; `None` for the links of the
+    /// library.
     links: Option<Links>,
 }
 
@@ -44,7 +45,7 @@ pub(super) struct Variant {
 impl<'a> Setup<'a> {
     /// Applies the options to an open group, and checks that all ranks predict with the same links.
     /// Collective.
-    pub(super) fn of(
+    pub(super) fn from_group(
         options: &'a Options,
         comm: &Comm,
         rank_topology: &RankTopology,
@@ -53,12 +54,15 @@ impl<'a> Setup<'a> {
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
         let links = links(options, rank_topology.network_fabric, &backend, comm.ranks())?;
+
+        // Ranks that predict with different links could select different algorithms.
         let all = comm.share("links", &links.as_ref().map(Links::fingerprint))?;
         if let Some(rank) = all.iter().position(|seen| *seen != all[0]) {
             let text =
                 format!("the file of --calibration on rank {rank} differs from the file on rank 0");
             return Err(Failure::failed(text).with_advice("give the same file on all ranks"));
         }
+
         let topology = group.topology().clone();
         Ok(Self { options, topology, backend, device_name, links })
     }
@@ -84,9 +88,11 @@ impl<'a> Setup<'a> {
         let pieces = shape.pieces(goal, block_length, self.ranks())?;
         let (_, longest) = self.layout(block_length)?.block_bytes_min_max();
         let chunks = algorithm.chunks(longest)?;
+
         let lens = goal.lens(&pieces, group.rank());
         let mut builder = group.operation(goal.collective, lens);
         builder = builder.timeout(self.options.run.timeout);
+
         if shape.list {
             builder = builder.destinations(&destinations(&pieces[0]));
         }
@@ -105,14 +111,17 @@ impl<'a> Setup<'a> {
         if let Some(outputs) = self.options.outputs {
             builder = builder.outputs(outputs);
         }
+
         if variant.captured {
-            // SAFETY: a candidate finishes the stream after its replays, and destroys its graph before the operation. After an
-            // error, the program ends. The host only reads copies of the output.
+            // SAFETY: a candidate finishes the stream after its replays, and destroys its graph
+            // before the operation. After an error, the program ends. The host only reads copies of
+            // the output.
             builder = unsafe { builder.capturable() };
         }
         if self.options.any_engine() {
             builder = builder.any_engine();
         }
+
         Ok(builder.trace(variant.traced).prepare()?)
     }
 
@@ -142,11 +151,12 @@ impl<'a> Setup<'a> {
         let pieces =
             pieces.into_iter().map(|lens| lens.into_iter().map(|len| len as u64).collect());
         let layout = layout_of(self.options, pieces.collect())?;
+
         Ok(match goal.collective.has_input_block_per_receiver() {
             false => {
                 (0..layout.tensors()).map(|tensor| layout.input_piece_bytes(tensor, rank)).collect()
             }
-            // A block of a sum is named by the rank that adds it.
+            // In a reduction, the layout keeps a block under the rank that adds it.
             true => Rank::all(layout.ranks())
                 .map(|to| {
                     let of = if goal.collective.is_reduction() { to } else { rank };
@@ -196,16 +206,20 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
     options.shape.check(ranks)?;
     options.goal.check_root(ranks)?;
     options.node_options.topology(ranks)?;
+
     let throttled = options.node_options.local_bandwidth.filter(|_| backend != "host");
     let advice = "remove the option, or use --backend host";
     check_needs(throttled.map(|_| "--local-bandwidth"), "the backend host", backend, advice)?;
+
     if options.node_options.network == Network::Rdma {
         options.nics.check()?;
     }
+
     let largest = options.sweep(ranks).block_lengths().last().copied().unwrap_or(0);
     let longest =
         options.shape.lengths(options.goal, largest, ranks).into_iter().max().unwrap_or(0);
     options.algorithm.chunks(longest.saturating_mul(options.dtype.bytes() as u64))?;
+
     calibrated_links(options, backend, ranks).map(drop)
 }
 
@@ -225,11 +239,13 @@ fn links(
     if known_by_library {
         return Ok(calibrated);
     }
+
     let known = || match backend {
         // These links do not depend on the machine, because all ranks must use the same.
         "host" => Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma),
         _ => Links::default(),
     };
+
     Ok(Some(
         network_fabric.links(options.node_options.throttle(), calibrated.unwrap_or_else(known)),
     ))

@@ -46,9 +46,9 @@ impl ShapeOptions {
         }
     }
 
-    /// Returns the length of each rank's block in elements, with `block_length` on average; of the
-    /// whole where an output is a single block, as in a broadcast.
+    /// Returns the length of each rank's block in elements, which is `block_length` on average.
     ///
+    /// If an output is a single block, as in a broadcast, each length is that of the whole output.
     /// Between pairs of ranks, the blocks differ by default: the numbers are 0:1:2 and so on.
     pub(super) fn lengths(&self, goal: Goal, block_length: u64, ranks: usize) -> Vec<u64> {
         let by_pair = || if ranks > 1 { (0..ranks as u32).collect() } else { vec![1] };
@@ -60,12 +60,14 @@ impl ShapeOptions {
                 return vec![block_length.saturating_mul(blocks); ranks];
             }
         };
+
         let sum: u128 = numbers.iter().map(|number| u128::from(*number)).sum();
         let total = u128::from(block_length) * ranks as u128;
         cuts(numbers.iter().map(|number| u128::from(*number)), sum, total)
     }
 
-    /// Returns the number of elements that each rank contributes to each tensor, by tensor and then by rank.
+    /// Returns the number of elements that each rank contributes to each tensor, by tensor and then
+    /// by rank.
     pub(super) fn pieces(
         &self,
         goal: Goal,
@@ -79,11 +81,14 @@ impl ShapeOptions {
         };
         let by_rank: Vec<_> =
             self.lengths(goal, block_length, ranks).into_iter().map(of_rank).collect();
+
         let piece = |length: u64| {
             usize::try_from(length).map_err(|_| {
                 Failure::usage("--max-bytes exceeds the address space of this machine")
             })
         };
+
+        // The lengths were computed rank by rank, but the result is sorted by tensor.
         let of_tensor =
             |tensor: usize| by_rank.iter().map(|of_rank| piece(of_rank[tensor])).collect();
         (0..tensors as usize).map(of_tensor).collect()
@@ -93,12 +98,13 @@ impl ShapeOptions {
         if self.list { ranks.min(LIST_BUFFERS) } else { 1 }
     }
 
-    /// Returns a description of blocks, list and tensors for the title; `None` for equal blocks in
-    /// one tensor.
+    /// Describes blocks, list and tensors for the title, or returns `None` for equal blocks in one
+    /// tensor.
     pub(super) fn text(&self) -> Option<String> {
         let blocks = self.blocks.as_ref().map(|ratio| format!("blocks {ratio}"));
         let list = self.list.then(|| "to a list".to_owned());
         let tensors = self.tensors.map(|tensors| format!("{tensors} tensors"));
+
         let words: Vec<_> = [blocks, list, tensors].into_iter().flatten().collect();
         (!words.is_empty()).then(|| words.join(", "))
     }
@@ -108,11 +114,13 @@ impl ShapeOptions {
 pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
     let mut ends = [GAP; LIST_BUFFERS];
     let mut destinations = vec![Destination::default(); lengths.len()];
+
     for (rank, length) in lengths.iter().enumerate().rev() {
         let buffer = rank % LIST_BUFFERS;
         destinations[rank] = Destination { buffer, offset: ends[buffer] };
         ends[buffer] += length + GAP;
     }
+
     destinations
 }
 
@@ -120,6 +128,8 @@ pub(super) fn destinations(lengths: &[usize]) -> Vec<Destination> {
 fn cuts(weights: impl Iterator<Item = u128>, sum: u128, whole: u128) -> Vec<u64> {
     let mut before = 0;
     let cut = |weights: u128| u64::try_from(whole * weights / sum.max(1)).unwrap_or(u64::MAX);
+
+    // The cuts are rounded and not the pieces, so that no element is lost between the pieces.
     weights
         .map(|weight| {
             let begin = cut(before);
@@ -163,8 +173,9 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// Returns the length of a block at each size in elements, in increasing order. Sizes that
-    /// round to the same block occur once.
+    /// Returns the length of a block at each size in elements, in increasing order.
+    ///
+    /// Sizes that round to the same block occur once.
     pub(crate) fn block_lengths(&self) -> Vec<u64> {
         let unit = self.element_bytes.saturating_mul(self.ranks as u64);
         let totals =
@@ -173,6 +184,7 @@ impl Sweep {
             .take_while(|total| *total <= self.max_bytes)
             .map(|total| total.div_ceil(unit))
             .collect();
+
         lengths.dedup();
         lengths
     }

@@ -26,7 +26,7 @@ impl Options {
     /// Returns the options of `peerlane allgather` for the collective.
     pub(crate) fn of_collective(self) -> Result<allgather::Options> {
         let goal = self.collective.with_root(self.root)?;
-        Ok(self.options.of(goal))
+        Ok(self.options.with_goal(goal))
     }
 }
 

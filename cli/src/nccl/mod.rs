@@ -73,11 +73,13 @@ impl Nccl {
         let path = found.path;
         let functions = sys::Functions::look_up(found.library)
             .map_err(|symbol| too_old(format!("NCCL at {path} has no function {symbol}")))?;
+
         let mut version = 0;
         // SAFETY: the pointer points to a local variable.
         let code = unsafe { (functions.version)(&mut version) };
         let nccl = Self { functions, version, path };
         nccl.check("ncclGetVersion", code, null_mut())?;
+        // An older library does not know the layout of the config.
         if version < sys::VERSION {
             return Err(too_old(format!("NCCL at {} is {}", nccl.path, nccl.version())));
         }
@@ -90,7 +92,7 @@ impl Nccl {
         format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
     }
 
-    /// Creates the unique id with which all ranks join one communicator.
+    /// Creates the unique id by which all ranks join one communicator.
     pub(crate) fn unique_id(&self) -> Result<Vec<u8>> {
         let mut id = sys::UniqueId([0; 128]);
         // SAFETY: the pointer points to a local variable.
@@ -103,20 +105,23 @@ impl Nccl {
         if code == sys::SUCCESS {
             return Ok(());
         }
+
         // SAFETY: the function takes any code and returns a static text.
         let text = text(unsafe { (self.functions.error_text)(code) });
-        // SAFETY: the function takes a communicator or null. It returns a text of the library, which is
-        // copied before the next call.
+        // SAFETY: the function takes a communicator or null. It returns a text of the library,
+        // which is copied before the next call.
         let last = text_or_none(unsafe { (self.functions.last_error)(communicator) });
         let last = last.map_or(String::new(), |last| format!(" ({last})"));
+
         Err(Failure::failed(format!("NCCL {}: {call} failed: {text}{last}", self.version()))
             .with_advice("set NCCL_DEBUG=WARN to see the messages of NCCL"))
     }
 }
 
 impl Communicator {
-    /// Joins a communicator as `rank` of `ranks` with the current GPU. Collective; waits for all
-    /// ranks.
+    /// Joins a communicator as `rank` of `ranks` with the current GPU.
+    ///
+    /// Collective; waits for all ranks.
     pub(crate) fn join(
         nccl: &Rc<Nccl>,
         id: &[u8],
@@ -128,13 +133,15 @@ impl Communicator {
         let id = id.try_into().map(sys::UniqueId).map_err(|_| wrong("the unique id"))?;
         let rank = c_int::try_from(rank).map_err(|_| wrong("the rank"))?;
         let ranks = c_int::try_from(ranks).map_err(|_| wrong("the number of ranks"))?;
+
         let mut config = sys::Config::with_policy(match policy {
             Policy::Default => sys::POLICY_DEFAULT,
             Policy::CopyEngines => sys::POLICY_ZERO,
         });
+
         let mut raw = null_mut();
-        // SAFETY: both pointers point to local variables, and the config is initialised in the layout
-        // of the version that it names.
+        // SAFETY: both pointers point to local variables, and the config is initialised in the
+        // layout of the version that it names.
         let code = unsafe { (nccl.functions.join)(&mut raw, ranks, id, rank, &mut config) };
         nccl.check("ncclCommInitRankConfig", code, null_mut())?;
         Ok(Rc::new(Self { nccl: Rc::clone(nccl), raw }))
@@ -143,8 +150,9 @@ impl Communicator {
     /// Enqueues a collective on a stream. A reduction is a sum. Collective.
     ///
     /// # Safety
-    /// The stream belongs to this communicator's GPU. Input and output are device memory of the lengths that NCCL documents for
-    /// `count` elements, and nothing else uses them until the stream has completed the collective.
+    /// The stream belongs to this communicator's GPU. Input and output are device memory of the
+    /// lengths that NCCL documents for `count` elements, and nothing else uses them until the
+    /// stream has completed the collective.
     pub(crate) unsafe fn start(
         &self,
         collective: Collective,
@@ -155,9 +163,11 @@ impl Communicator {
         let (input, output) = (input as *const c_void, output as *mut c_void);
         let Self { nccl, raw } = self;
         let (raw, functions) = (*raw, &nccl.functions);
+
         let unsupported =
             || Failure::usage(format!("NCCL does not support {collective} of {dtype}"));
         let number = data_type(dtype).ok_or_else(unsupported)?;
+
         let (call, code) = match collective {
             Collective::AllGather => {
                 // SAFETY: the communicator was created by `join`; the caller guarantees the rest.
@@ -196,6 +206,7 @@ impl Communicator {
             #[cfg(not(peerlane_workspace))]
             _ => return Err(unsupported()),
         };
+
         nccl.check(call, code, raw)
     }
 
@@ -203,13 +214,15 @@ impl Communicator {
     pub(crate) fn window(&self, bytes: usize) -> Result<Window> {
         let functions = &self.nccl.functions;
         let mut window = Window { address: null_mut(), raw: null_mut() };
+
         // SAFETY: the pointer points to a local variable.
         let code = unsafe { (functions.allocate)(&mut window.address, bytes) };
         self.nccl.check("ncclMemAlloc", code, self.raw)?;
+
         let Window { address, raw } = &mut window;
         let flags = sys::WINDOW_SYMMETRIC;
-        // SAFETY: the memory was just allocated with this length, and stays allocated until the window
-        // is closed or the process ends.
+        // SAFETY: the memory was just allocated with this length, and stays allocated until the
+        // window is closed or the process ends.
         let code = unsafe { (functions.register)(self.raw, *address, bytes, raw, flags) };
         self.nccl.check("ncclCommWindowRegister", code, self.raw)?;
         Ok(window)
@@ -218,10 +231,12 @@ impl Communicator {
     /// Deregisters a window and frees its memory. Collective.
     pub(crate) fn close_window(&self, window: &Window) -> Result<()> {
         let functions = &self.nccl.functions;
-        // SAFETY: the window was registered with this communicator, which is still open, and no stream
-        // uses it.
+
+        // SAFETY: the window was registered with this communicator, which is still open, and no
+        // stream uses it.
         let code = unsafe { (functions.deregister)(self.raw, window.raw) };
         self.nccl.check("ncclCommWindowDeregister", code, self.raw)?;
+
         // SAFETY: `ncclMemAlloc` returned the address, and its window has been deregistered.
         let code = unsafe { (functions.free)(window.address) };
         self.nccl.check("ncclMemFree", code, self.raw)
@@ -229,8 +244,8 @@ impl Communicator {
 
     /// Destroys the communicator, which otherwise stays open until the process ends. Collective.
     pub(crate) fn close(&self) -> Result<()> {
-        // SAFETY: the communicator was created by `join`, no call is in progress, and the caller calls
-        // this once.
+        // SAFETY: the communicator was created by `join`, no call is in progress, and the caller
+        // calls this once.
         let code = unsafe { (self.nccl.functions.destroy)(self.raw) };
         self.nccl.check("ncclCommDestroy", code, null_mut())
     }
@@ -249,6 +264,7 @@ fn text_or_none(text: *const c_char) -> Option<String> {
     if text.is_null() {
         return None;
     }
+
     // SAFETY: texts of the library end with a zero byte and are copied here, before another call.
     let text = unsafe { CStr::from_ptr(text) };
     Some(text.to_string_lossy().trim().to_owned()).filter(|text| !text.is_empty())

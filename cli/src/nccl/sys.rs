@@ -40,7 +40,8 @@ pub(crate) fn data_type(dtype: DType) -> Option<c_int> {
 pub(crate) const WINDOW_SYMMETRIC: c_int = 1;
 /// The value of `NCCL_CTA_POLICY_DEFAULT`, the default policy for the use of thread blocks.
 pub(crate) const POLICY_DEFAULT: c_int = 0;
-/// The value of `NCCL_CTA_POLICY_ZERO`, which uses no thread blocks where copy engines can do the work.
+/// The value of `NCCL_CTA_POLICY_ZERO`, which uses no thread blocks where copy engines can do the
+/// work.
 pub(crate) const POLICY_ZERO: c_int = 2;
 /// The value of `NCCL_VERSION(2, 28, 0)`, the NCCL version whose struct layout this file declares.
 pub(crate) const VERSION: c_int = 22800;
@@ -90,11 +91,17 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// Returns settings that select only the policy for the use of thread blocks.
     pub(crate) fn with_policy(cta_policy: c_int) -> Self {
         Self {
+            // A newer library recognizes the layout by these fields.
             size: size_of::<Self>(),
             magic: MAGIC,
             version: VERSION.unsigned_abs(),
+
+            cta_policy,
+
+            // NCCL decides the rest, as for a program that sets nothing.
             blocking: UNDEFINED,
             cga_cluster_size: UNDEFINED,
             min_ctas: UNDEFINED,
@@ -104,7 +111,6 @@ impl Config {
             traffic_class: UNDEFINED,
             comm_name: std::ptr::null(),
             collnet_enable: UNDEFINED,
-            cta_policy,
             shrink_share: UNDEFINED,
             nvls_ctas: UNDEFINED,
             channels_per_net_peer: UNDEFINED,

@@ -58,21 +58,25 @@ struct JsonCell {
 }
 
 impl Document {
-    /// Creates and verifies the plans of all ranks, and keeps the plans to print. If there are too
-    /// many ranks to verify, it creates only the requested plan.
+    /// Creates and verifies the plans of all ranks, and keeps the plans to print.
+    ///
+    /// If there are too many ranks to verify, it creates only the requested plan.
     pub(super) fn make(options: &Options) -> Result<Self> {
         let topology = options.topology()?;
         let usage = |error: peerlane::Error| Failure::usage(error.to_string());
         let shown = options.printed_rank(topology.ranks())?;
+
         let chunks = options.chunks();
         let goal = options.plan.goal.goal(topology.ranks())?;
         let shape = options.plan.shape(goal, FlagOrder::Prompt, options.tiers);
         let shape = Shape { chunks, ..shape };
         let size_limit = options.size_limit(&topology)?;
+
         let layout = options
             .block_bytes(topology.ranks())?
             .map(|block_bytes| goal.layout(&[block_bytes], chunks).map_err(usage))
             .transpose()?;
+
         let algorithm = options.algorithm();
         let (plans, verdict) = match (size_limit, shown) {
             (None, _) => {
@@ -91,6 +95,7 @@ impl Document {
                 return Err(Failure::usage(size_limit).with_advice(advice));
             }
         };
+
         Ok(Self { topology, plans, verdict, layout })
     }
 
@@ -100,12 +105,14 @@ impl Document {
         for line in self.verdict.lines() {
             text += &format!("# {line}\n");
         }
+
         for plan in &self.plans {
             text += &format!("\n{plan}");
         }
         if let Some(layout) = &self.layout {
             text += &layout_text(layout);
         }
+
         text
     }
 
@@ -167,8 +174,10 @@ fn layout_text(layout: &Layout) -> String {
         } else {
             format!("rank {output}")
         };
+
         text += &format!("\n# output of {of}: {bytes} bytes\n");
         text += "#  cell  input offset  output offset         bytes\n";
+
         for cell in cells(layout, output) {
             let span = layout.cell(cell, output);
             let name = cell.to_string();
@@ -204,6 +213,7 @@ struct JsonPlans {
 pub(super) fn check(path: &Path) -> Result<String> {
     let text = text_file::read(path)?;
     let in_file = |failure: String| Failure::failed(format!("{}: {failure}", file_name(path)));
+
     let plans = parse(&text).map_err(in_file)?;
     if plans.is_empty() {
         return Err(in_file(
@@ -212,6 +222,8 @@ pub(super) fn check(path: &Path) -> Result<String> {
              plan` prints it",
         ));
     }
+
+    // Plans of another program may be larger than those that `peerlane plan` prints.
     let copies = copies(&plans);
     if copies > COPIES_MAX {
         let text = format!(
@@ -221,6 +233,7 @@ pub(super) fn check(path: &Path) -> Result<String> {
         return Err(Failure::usage(text)
             .with_advice("check plans of fewer ranks or chunks, which show the same pattern"));
     }
+
     let verdict = verdict(&plans)?;
     Ok(format!("{verdict}\n"))
 }
@@ -236,6 +249,7 @@ fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
         Some('[') => Some(serde_json::from_str(text)),
         _ => None,
     };
+
     if let Some(plans) = json {
         return plans.map_err(|error| {
             format!(
@@ -244,6 +258,7 @@ fn parse(text: &str) -> std::result::Result<Vec<Plan>, String> {
             )
         });
     }
+
     sections(text).iter().map(Section::parse).collect()
 }
 
@@ -265,8 +280,10 @@ impl Section {
 
 fn sections(text: &str) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
+
     for (number, line) in text.lines().enumerate() {
         let line = if line.trim_start().starts_with('#') { "" } else { line };
+
         // A step can begin with the name of a collective too, but only a header has a colon.
         let mut goals = Collective::ALL.iter();
         if goals.any(|one| line.trim_start().starts_with(one.name())) && line.contains(':')
@@ -274,11 +291,13 @@ fn sections(text: &str) -> Vec<Section> {
         {
             sections.push(Section { lines_before: number, text: String::new() });
         }
+
         if let Some(section) = sections.last_mut() {
             section.text.push_str(line);
             section.text.push('\n');
         }
     }
+
     sections
 }
 

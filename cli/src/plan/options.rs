@@ -12,10 +12,12 @@ use crate::options::{AlgorithmChoice, Nodes, PlanOptions, block_bytes, parse_ran
 use crate::report::OutputFile;
 use crate::units::Size;
 
-/// The maximum number of chunks in all plans that are printed or verified, because verifying more takes minutes.
+/// The maximum number of chunks in all plans that are printed or verified, because verifying more
+/// takes minutes.
 pub(super) const CELLS_MAX: u64 = 1 << 20;
 
-/// The maximum number of copies in plans that are verified. An all-reduce copies each chunk to each rank up to twice.
+/// The maximum number of copies in plans that are verified. An all-reduce copies each chunk to each
+/// rank up to twice.
 pub(super) const COPIES_MAX: u64 = 2 * CELLS_MAX;
 
 /// Show the plan of each rank, one step per line, with the result of the verifier
@@ -44,17 +46,17 @@ pub(crate) struct Options {
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]
     pub(super) plan: PlanOptions,
-    /// Set the length of each rank's block in bytes, either one size for all ranks, such as 1M, or one for
-    /// each rank, such as 1M,2M; this also prints byte offsets
+    /// Set the length of each rank's block in bytes, either one size for all ranks, such as 1M, or
+    /// one for each rank, such as 1M,2M; this also prints byte offsets
     #[arg(long, value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) block_bytes: Vec<Size>,
-    /// Draw the copies of all ranks into FILE.svg: ranks are columns, and copies are arrows, in the order in which flags let
-    /// them begin
+    /// Draw the copies of all ranks into FILE.svg: ranks are columns, and copies are arrows, in the
+    /// order in which flags let them begin
     #[arg(long, value_name = "FILE.svg", conflicts_with = "rank")]
     #[arg(value_parser = OutputFile::parser("--svg", "svg"))]
     pub(super) svg: Option<OutputFile>,
-    /// Print the plan of this rank only, such as 0; the plans of all ranks are verified in any case,
-    /// unless they are too large
+    /// Print the plan of this rank only, such as 0; the plans of all ranks are verified in any
+    /// case, unless they are too large
     #[arg(long, default_value = "all", value_name = "RANK")]
     pub(super) rank: String,
     /// Verify the plans of all ranks in FILE, text or JSON as this command prints it, and print
@@ -74,6 +76,7 @@ impl Options {
     pub(super) fn topology(&self) -> Result<Topology> {
         let written = self.nodes.as_ref().and_then(Nodes::ranks);
         let ranks = self.ranks.or(written).unwrap_or(Self::RANKS_DEFAULT);
+
         let topology = match &self.nodes {
             None => Topology::flat(ranks).map_err(|error| error.to_string()),
             Some(nodes) => nodes.topology(ranks).map_err(|text| format!("--nodes: {text}")),
@@ -87,6 +90,8 @@ impl Options {
         let (ranks, chunks) = (topology.ranks() as u64, u64::from(self.chunks()));
         let plural = |count: u64| if count == 1 { "" } else { "s" };
         let who = format!("{ranks} rank{} with {chunks} chunk{}", plural(ranks), plural(chunks));
+
+        // Even one plan of so many cells is too long to print.
         let cells = ranks.saturating_mul(chunks);
         if cells > CELLS_MAX {
             let text = format!(
@@ -94,6 +99,8 @@ impl Options {
             );
             return Err(Failure::usage(text).with_advice("lower --ranks, --nodes or --chunks"));
         }
+
+        // Each cell reaches every rank in the plans of all ranks.
         let puts = cells.saturating_mul(ranks);
         let text = format!(
             "the plans of {who} copy {puts} cells, more than the {CELLS_MAX} that are verified"
@@ -121,6 +128,7 @@ impl Options {
         if self.rank == "all" {
             return Ok(None);
         }
+
         match self.rank.parse::<usize>() {
             Ok(rank) if rank < ranks => Ok(Some(Rank::at(rank))),
             _ => Err(Failure::usage(format!(

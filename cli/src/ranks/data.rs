@@ -4,7 +4,8 @@
 //! Outputs are filled with a known byte before an all-gather whose result is compared; a byte that
 //! was never written is then visible.
 //!
-//! In a reduction, floating-point numbers are small integers, so that every order of additions gives the same sum.
+//! In a reduction, floating-point numbers are small integers, so that every order of additions
+//! gives the same sum.
 
 use std::fmt;
 
@@ -48,7 +49,7 @@ pub(crate) struct Block {
 #[derive(Clone, Debug)]
 enum Content {
     Random(Rng),
-    /// The sum of what each generator gives.
+    /// The sum of the numbers of all generators.
     Sum {
         generators: Vec<Rng>,
         dtype: DType,
@@ -65,8 +66,9 @@ impl TestData {
         self.block(block).compare(found, &mut vec![0; CHUNK_BYTES.min(found.len())])
     }
 
-    /// Returns the test data of a block, to be generated or compared piece by piece. With several
-    /// tensors, the pieces of all ranks are numbered tensor by tensor.
+    /// Returns the test data of a block, to be generated or compared piece by piece.
+    ///
+    /// With several tensors, the pieces of all ranks are numbered tensor by tensor.
     pub(crate) fn block(&self, number: usize) -> Block {
         let content = Content::Random(self.generator(number));
         Block { data: *self, number, content, offset: 0 }
@@ -79,7 +81,10 @@ impl TestData {
         Block { data: *self, number: 0, content, offset: 0 }
     }
 
-    /// Neighbouring block numbers give unrelated bytes, because each number is mixed in by a generator of its own.
+    /// Returns the generator of the bytes of a block.
+    ///
+    /// The bytes of neighbouring blocks are unrelated, because each number is mixed in by a
+    /// generator of its own.
     fn generator(&self, block: usize) -> Rng {
         [self.size, self.round, block as u64]
             .into_iter()
@@ -98,7 +103,8 @@ impl Block {
         self.offset += piece.len();
     }
 
-    /// Compares the next bytes of the block; `scratch` has at least the length of a chunk or of `found`.
+    /// Compares the next bytes of the block; `scratch` has at least the length of a chunk or of
+    /// `found`.
     pub(crate) fn compare(&mut self, found: &[u8], scratch: &mut [u8]) -> Result<(), Mismatch> {
         for found in found.chunks(CHUNK_BYTES) {
             let expected = &mut scratch[..found.len()];
@@ -115,6 +121,7 @@ impl Block {
         let at =
             expected.iter().zip(found).position(|(expected, found)| expected != found).unwrap_or(0);
         let (expected, found) = (expected[at], found[at]);
+
         let Self { data, number, offset, .. } = self;
         Mismatch { data: *data, block: *number, offset: offset + at, expected, found }
     }
@@ -127,6 +134,7 @@ impl Content {
             Self::Sum { generators, dtype, mask } => {
                 for element in piece.chunks_exact_mut(dtype.bytes()) {
                     let values = generators.iter_mut().map(|generator| generator.u64(..) & *mask);
+                    // A sum of 64 bits has the low bytes of the sum of every shorter integer type.
                     let sum = values.fold(0, u64::wrapping_add);
                     element.copy_from_slice(&encode(*dtype, sum)[..dtype.bytes()]);
                 }
@@ -161,6 +169,7 @@ const FLOATS: [FloatType; 4] = [
 
 fn half_bits(value: u64) -> u64 {
     let Some(exponent) = value.checked_ilog2().map(u64::from) else { return 0 };
+    // The bias of the exponent is 15, and the leading one of the number is not stored.
     (15 + exponent) << 10 | (value << 10 >> exponent) & 0x3ff
 }
 
@@ -168,13 +177,15 @@ fn float_type(dtype: DType) -> Option<&'static FloatType> {
     FLOATS.iter().find(|float| float.dtype == dtype)
 }
 
-/// Returns the mask of the random bits of an element. It keeps floating-point numbers so small that the sum over all ranks is exact.
+/// Returns the mask of the random bits of an element. It keeps floating-point numbers so small that
+/// the sum over all ranks is exact.
 fn mask(dtype: DType, ranks: usize) -> u64 {
     let Some(float) = float_type(dtype) else { return u64::MAX };
     [7, 3, 1].into_iter().find(|mask| mask * ranks as u64 <= float.exact_max).unwrap_or(0)
 }
 
-/// Returns the bytes of an element, whose value is a small integer if it is a floating-point number.
+/// Returns the bytes of an element, whose value is a small integer if it is a floating-point
+/// number.
 fn encode(dtype: DType, value: u64) -> [u8; 8] {
     float_type(dtype).map_or(value, |float| (float.encode)(value)).to_le_bytes()
 }
@@ -195,6 +206,7 @@ impl Numbering {
             true => self.rank * self.ranks + index,
             false => index * self.ranks + self.rank,
         };
+
         match self.collective.is_reduction() {
             true => data.sum([number].into_iter(), self.dtype, self.ranks),
             false => data.block(number),
@@ -217,6 +229,7 @@ impl Numbering {
             true => from * ranks + rank,
             false => from,
         };
+
         // Every rank that adds to a block of the output has the same contributors.
         let adder = (0..ranks).map(Rank::at).find(|&it| collective.requires(it, Rank::at(rank)));
         let contributes =

@@ -93,12 +93,14 @@ impl Options {
                 return Err(Failure::usage(text).with_advice(advice));
             }
         };
+
         if ranks > RANKS_MAX {
             let text = format!(
                 "--nodes and --ranks-per-node make {ranks} ranks, expected at most {RANKS_MAX}"
             );
             return Err(Failure::usage(text));
         }
+
         self.nodes.topology(ranks).map_err(|text| Failure::usage(format!("--nodes: {text}")))
     }
 
@@ -114,6 +116,8 @@ impl Options {
                 return Err(Failure::usage(text)
                     .with_advice(format!("give a rank from 0 to {}", ranks - 1)));
             }
+
+            // Delays may be given in any order of ranks.
             delays.resize(delays.len().max(rank + 1), 0);
             delays[rank] = delay.0.as_nanos() as u64 * 1000;
         }
@@ -157,6 +161,7 @@ pub(crate) struct LinkOptions {
 impl LinkOptions {
     pub(super) fn links(&self) -> Result<Links> {
         let mut links = self.file()?.unwrap_or_default();
+
         for (bandwidth, latency, link) in [
             (self.local_bandwidth, self.local_latency, &mut links.local),
             (self.network_bandwidth, self.network_latency, &mut links.network),
@@ -168,11 +173,13 @@ impl LinkOptions {
                 link.flag_seconds = latency.as_secs_f64();
             }
         }
+
         links.node.nics = self.nics.or(links.node.nics);
         let nic = self.nic_bandwidth.map(|Rate(rate)| rate);
         // Shared NICs without a rate would not limit anything.
         let shared = self.nics.map(|_| links.network.engine_bytes_per_second);
         links.node.nic_bytes_per_second = nic.or(links.node.nic_bytes_per_second).or(shared);
+
         links.check().map_err(|error| Failure::usage(format!("links: {error}")))?;
         Ok(links)
     }
@@ -181,9 +188,12 @@ impl LinkOptions {
         let Some(path) = &self.calibration else { return Ok(None) };
         let what = file_name(path);
         let text = text_file::read(path)?;
+
         if let Ok(calibration) = serde_json::from_str::<Calibration>(&text) {
             return Ok(Some(calibration.links));
         }
+
+        // A file that is no calibration holds the links alone.
         serde_json::from_str(&text).map(Some).map_err(|error| {
             Failure::usage(format!("{what} is not a file of links: {error}")).with_advice(
                 "give a file that `peerlane calibrate --out` wrote, or its field `links`",

@@ -14,7 +14,8 @@ use crate::error::{Failure, Result};
 use crate::goal::Goal;
 use crate::report::print_error;
 
-/// The number of copies, each with its flags, from which a simulation takes seconds and is announced.
+/// The number of copies, each with its flags, from which a simulation takes seconds and is
+/// announced.
 const LONG_COPIES: u64 = 1 << 22;
 
 #[derive(Debug)]
@@ -70,6 +71,7 @@ impl Scenario {
         let Self { topology, goal, block_bytes, layout, links } = self;
         let tiers = topology.nodes() > 1 && !options.one_fabric;
         let shape = options.plan.shape(*goal, FlagOrder::Prompt, tiers);
+
         let question = Question {
             topology,
             block_bytes: &layout.average_blocks(),
@@ -81,14 +83,18 @@ impl Scenario {
             refused: &[],
         };
         let Choice { algorithm, chunks, cost, .. } = cost::choose(&question).map_err(usage)?;
+
+        // The choice may divide blocks into chunks, which the layout of the scenario does not.
         let shape = Shape { chunks, ..shape };
         let layout = goal.layout(std::slice::from_ref(block_bytes), chunks).map_err(usage)?;
+
         let ranks = topology.ranks();
         let how = simulate::Options {
             delays: options.delays(ranks)?,
             traced: options.shown(ranks),
             forks: false,
         };
+
         let copies = (ranks as u64).pow(2).saturating_mul(chunks.into());
         if copies >= LONG_COPIES {
             print_error(format_args!(
@@ -96,6 +102,7 @@ impl Scenario {
                 if chunks == 1 { "" } else { "s" }
             ));
         }
+
         let plan = |rank| schedule::plan(algorithm, topology, rank, shape);
         let simulation = simulate::simulate(topology, &layout, links, &how, plan);
         let simulation = simulation.map_err(|error| {

@@ -384,7 +384,7 @@ impl StartTracker {
 
     /// A graph replay resets the flags that it has passed, so the ranks that signaled these flags count as missing too.
     pub(crate) fn missing_writers(&self) -> BTreeSet<Rank> {
-        let writers = self.missing_flags().map(|(wait, _)| self.writers.of(wait.flag));
+        let writers = self.missing_flags().map(|(wait, _)| self.writers.find_writer(wait.flag));
         writers.filter(|rank| *rank != self.rank).collect()
     }
 
@@ -427,7 +427,7 @@ impl StartTracker {
         let mut is_stuck = false;
         self.waits.iter().filter_map(move |wait| {
             let start = start?;
-            let view = self.views.of(wait.tier)?;
+            let view = self.views.on_tier(wait.tier)?;
             let value = if is_stuck { None } else { view.flag_value(wait.address, start) };
             is_stuck |= value.is_none();
             let expected = view.flag_value_in(wait.address.signalled_in(start));
@@ -436,7 +436,7 @@ impl StartTracker {
     }
 
     fn other_output(&self, wait: &AwaitedFlag) -> Option<u64> {
-        let view = self.views.of(wait.tier)?;
+        let view = self.views.on_tier(wait.tier)?;
         let value = view.flag_value(wait.address, Start::Eager(self.epoch() + 1))?;
         Some(view.epoch_of_value(value))
     }
@@ -478,9 +478,9 @@ impl StartTracker {
                 &format!("within {timeout:?}: {text}"),
             );
         };
-        let (flag, writer) = (wait.flag, self.writers.of(wait.flag));
+        let (flag, writer) = (wait.flag, self.writers.find_writer(wait.flag));
         let seen =
-            seen.zip(self.views.of(wait.tier)).map(|(value, view)| view.epoch_of_value(value));
+            seen.zip(self.views.on_tier(wait.tier)).map(|(value, view)| view.epoch_of_value(value));
         let last = match seen.max(self.other_output(&wait)) {
             None => String::new(),
             Some(0) => ", which has never signaled it".to_owned(),
@@ -494,7 +494,7 @@ impl StartTracker {
 
     pub(crate) fn left(&self, has_left: impl Fn(Rank) -> bool) -> Option<AbortRecord> {
         let (wait, _) = self.missing()?;
-        let writer = self.writers.of(wait.flag);
+        let writer = self.writers.find_writer(wait.flag);
         if !has_left(writer) {
             return None;
         }
@@ -573,7 +573,7 @@ impl StartTracker {
         // A device that has not answered once is not asked again for each flag.
         let mut is_read = None;
         let mut differs = |wait: &&AwaitedFlag| {
-            let (view, address) = (self.views.of(wait.tier)?, wait.address);
+            let (view, address) = (self.views.on_tier(wait.tier)?, wait.address);
             let value = match (view.flag(address, start), &mut span) {
                 (Some(word), _) => word.load(Ordering::Relaxed),
                 (None, None) => return None,
@@ -589,7 +589,7 @@ impl StartTracker {
         let flag = self.compared.iter().find(|wait| differs(wait) == Some(true))?.flag;
         drop(span);
         let operation = self.operation.clone();
-        let writer = self.writers.of(flag);
+        let writer = self.writers.find_writer(flag);
         let text = format!(
             "{operation}, start {epoch}: ranks disagree: rank {} started it with {}",
             self.rank,

@@ -1,20 +1,24 @@
 //! Finds the registered memory and the offset of every buffer and flag that an operation uses.
 //!
-//! A bound step names bytes by rank, buffer and offset. [`OperationBuffers`] maps these names to the regions of one fabric. Two
-//! fabrics over the same bytes share no type: each has its own registrations and imports, and only the names are common.
+//! A bound step names bytes by rank, buffer and offset. [`OperationBuffers`] maps these names to
+//! the regions of one fabric. Two fabrics over the same bytes share no type: each has its own
+//! registrations and imports, and only the names are common.
 //!
-//! [`DoubleBuffering`] gives consecutive starts different outputs and flags. With two outputs, start `e` uses the output and
-//! the set of flags number `e mod 2`. It writes to the output of the start before the last one, which every rank that has
-//! entered the last start no longer uses, so no `ready` is needed.
+//! [`DoubleBuffering`] gives consecutive starts different outputs and flags. With two outputs,
+//! start `e` uses the output and the set of flags number `e mod 2`. It writes to the output of the
+//! start before the last one, which every rank that has entered the last start no longer uses, so
+//! no `ready` is needed.
 //!
-//! A graph replays constants, so a captured start has no epoch: it signals 1, waits for 1 and resets to 0. It has a set of
-//! flags of its own.
+//! A graph replays constants, so a captured start has no epoch: it signals 1, waits for 1 and
+//! resets to 0. It has a set of flags of its own.
 //!
-//! Flags may have been used by an earlier operation and keep its last values. [`OperationBuffers::flag_value_in`] continues from
-//! the epoch base, which is at least as large as any of them.
+//! Flags may have been used by an earlier operation and keep its last values.
+//! [`OperationBuffers::flag_value_in`] continues from the epoch base, which is at least as large as
+//! any of them.
 //!
-//! If each start of an operation has its own lengths and places, the low bits of a signal are a [`Digest`] of them. The value that
-//! a wait compares has zeros there, so that any digest passes, and the host compares the digests.
+//! If each start of an operation has its own lengths and places, the low bits of a signal are a
+//! [`Digest`] of them. The value that a wait compares has zeros there, so that any digest passes,
+//! and the host compares the digests.
 
 use std::fmt;
 use std::ops::Range;
@@ -115,8 +119,11 @@ impl DoubleBuffering {
             1 => output_bytes,
             _ => output_bytes.checked_next_multiple_of(OUTPUT_ALIGN_BYTES)?,
         };
+
+        // The methods multiply again without checks, so the products must fit.
         stride.checked_mul(outputs)?;
         flag_words.checked_mul(outputs)?.checked_mul(WORD_BYTES)?;
+
         Some(Self {
             outputs,
             output_stride_bytes: stride,
@@ -126,7 +133,7 @@ impl DoubleBuffering {
         })
     }
 
-    /// Gives each output an inbox of this size.
+    /// Adds an inbox of this size to each output, or returns `None` if the sizes overflow.
     pub(crate) fn with_inbox(self, bytes: u64) -> Option<Self> {
         let stride = bytes.checked_next_multiple_of(OUTPUT_ALIGN_BYTES)?;
         stride.checked_mul(self.outputs)?;
@@ -196,7 +203,8 @@ impl<R: Clone> Part<R> {
     }
 }
 
-/// A buffer on every rank: a part of a region of this rank, and parts of regions that this rank has imported.
+/// A buffer on every rank: a part of a region of this rank, and parts of regions that this rank has
+/// imported.
 #[derive(Clone, Default)]
 pub(crate) struct RankRegions {
     local: Option<Part<DynRegion>>,
@@ -295,7 +303,7 @@ pub(crate) struct FlagRegions {
 }
 
 impl FlagRegions {
-    fn of(&self, start: Start) -> &RankRegions {
+    fn of_start(&self, start: Start) -> &RankRegions {
         match start {
             Start::Eager(_) => &self.eager,
             Start::Captured => self.captured.as_ref().expect("a captured start has flags"),
@@ -303,12 +311,12 @@ impl FlagRegions {
     }
 }
 
-/// The largest number of low bits of a flag that hold a digest. With it, flags can count 2³⁹ starts, and two digests of different
-/// starts are equal once in 16 million.
+/// The largest number of low bits of a flag that hold a digest. With it, flags can count 2³⁹
+/// starts, and two digests of different starts are equal once in 16 million.
 const DIGEST_BITS_MAX: u32 = 24;
 
-/// Returns the number of low bits of a flag that hold a digest, if a flag should grow by at most `growth_max` from a start to the
-/// next one. It grows by less than two starts.
+/// Returns the number of low bits of a flag that hold a digest, if a flag should grow by at most
+/// `growth_max` from a start to the next one. It grows by less than two starts.
 pub(crate) fn digest_bits(growth_max: u64) -> u32 {
     let starts = growth_max.saturating_add(1) / 2;
     starts.max(1).ilog2().min(DIGEST_BITS_MAX)
@@ -318,12 +326,14 @@ pub(crate) fn digest_bits(growth_max: u64) -> u32 {
 #[derive(Debug)]
 pub(crate) struct Digest {
     bits: u32,
-    /// The hash of what this rank and each other rank know of a start, by rank. There is one hash for all if ranks know the same.
+    /// The hash of what this rank and each other rank know of a start, by rank. There is one hash
+    /// for all if ranks know the same.
     hashes: Box<[AtomicU64]>,
 }
 
 impl Digest {
-    /// Creates a digest of `bits` bits. `pairs` is the number of ranks if each pair of ranks has lengths of its own.
+    /// Creates a digest of `bits` bits. `pairs` is the number of ranks if each pair of ranks has
+    /// lengths of its own.
     pub(crate) fn new(bits: u32, pairs: Option<usize>) -> Self {
         let hashes = (0..pairs.unwrap_or(1)).map(|_| AtomicU64::default()).collect();
         Self { bits, hashes }
@@ -336,13 +346,18 @@ impl Digest {
         }
     }
 
-    /// Returns the low bits of flags that this rank and `peer` signal to each other in a start. They depend on the start, so that
-    /// two hashes that give the same bits once will soon differ.
-    fn of(&self, epoch: u64, peer: Rank) -> u64 {
+    /// Returns the low bits of flags that this rank and `peer` signal to each other in a start.
+    ///
+    /// They depend on the start, so that two hashes that give the same bits once will soon differ.
+    fn signal_bits(&self, epoch: u64, peer: Rank) -> u64 {
         // Without hashes for pairs, all ranks have the first one.
         let hash = self.hashes.get(peer.index()).unwrap_or(&self.hashes[0]);
+
+        // The high bits of a product depend on all bits of the number, so the digest is there.
         let mixed = hash.load(Ordering::Relaxed) ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = mixed.wrapping_mul(0xd6e8_feb8_6659_fd93);
+
+        // The shift for no bits is as wide as the word, which `checked_shr` refuses.
         mixed.checked_shr(u64::BITS - self.bits).unwrap_or(0)
     }
 }
@@ -364,13 +379,15 @@ pub(crate) struct OperationBuffers {
     pub(crate) flags: FlagRegions,
     pub(crate) cross_tier_flags: Option<FlagRegions>,
     pub(crate) buffering: DoubleBuffering,
-    /// The largest value that a flag of eager starts can have before the first start, equal on all ranks.
+    /// The largest value that a flag of eager starts can have before the first start, equal on all
+    /// ranks.
     pub(crate) epoch_base: u64,
     /// `None` if all starts are alike.
     pub(crate) digest: Option<Digest>,
     /// `None` unless the operation is a reduction.
     pub(crate) reduction: Option<Reduction>,
-    /// Memory that another fabric allocated must stay registered until all other fields are dropped.
+    /// Memory that another fabric allocated must stay registered until all other fields are
+    /// dropped.
     pub(crate) _keep: Vec<DynRegion>,
 }
 
@@ -419,7 +436,7 @@ impl OperationBuffers {
     pub(crate) fn local_flag(&self, address: FlagAddress, start: Start) -> Flag<'_, DynRegion> {
         let start = address.signalled_in(start);
         let word = self.buffering.flag_word(address.word, start);
-        self.flags(address.crosses_tiers).of(start).local_flag(word)
+        self.flags(address.crosses_tiers).of_start(start).local_flag(word)
     }
 
     pub(crate) fn remote_flag(
@@ -429,14 +446,15 @@ impl OperationBuffers {
         start: Start,
     ) -> Flag<'_, DynImport> {
         let word = self.buffering.flag_word(address.word, start);
-        self.flags(address.crosses_tiers).of(start).peer_flag(peer, word)
+        self.flags(address.crosses_tiers).of_start(start).peer_flag(peer, word)
     }
 
     fn digest_bits(&self) -> u32 {
         self.digest.as_ref().map_or(0, |digest| digest.bits)
     }
 
-    /// Returns the least value that flags have when they are signalled in `start`, or 0 for the start before the first.
+    /// Returns the least value that flags have when they are signalled in `start`, or 0 for the
+    /// start before the first.
     pub(crate) fn flag_value_in(&self, start: Start) -> u64 {
         match start {
             Start::Eager(0) => 0,
@@ -445,10 +463,10 @@ impl OperationBuffers {
         }
     }
 
-    /// Returns the value with which this rank and `peer` signal flags to each other in `start`.
+    /// Returns the value that this rank and `peer` write to signal each other in `start`.
     pub(crate) fn signal_value(&self, start: Start, peer: Rank) -> u64 {
         let digest = match (&self.digest, start) {
-            (Some(digest), Start::Eager(epoch)) => digest.of(epoch, peer),
+            (Some(digest), Start::Eager(epoch)) => digest.signal_bits(epoch, peer),
             _ => 0,
         };
         self.flag_value_in(start) + digest
@@ -457,7 +475,9 @@ impl OperationBuffers {
     /// Returns what the value of a flag that `peer` signals says about `start`.
     pub(crate) fn flag_state(&self, value: u64, start: Start, peer: Rank) -> FlagState {
         let least = self.flag_value_in(start);
+        // The value of a later start does not show the digest of this one.
         let of_start = value.wrapping_sub(least) >> self.digest_bits() == 0;
+
         match self.digest {
             _ if value < least => FlagState::Waiting,
             Some(_)
@@ -476,7 +496,8 @@ impl OperationBuffers {
         ((starts + 1) << self.digest_bits()) - 1
     }
 
-    /// Returns the start in which a flag with this value was signalled, or 0 if this operation has not signalled it.
+    /// Returns the start in which a flag with this value was signalled, or 0 if this operation has
+    /// not signalled it.
     pub(crate) fn epoch_of_value(&self, value: u64) -> u64 {
         value.saturating_sub(self.epoch_base) >> self.digest_bits()
     }
@@ -495,7 +516,8 @@ impl OperationBuffers {
         region.flags()?.get(usize::try_from(word).ok()?)
     }
 
-    /// Reads adjacent flags from a flag of this rank, by one copy if the host cannot read them directly.
+    /// Reads adjacent flags from a flag of this rank, by one copy if the host cannot read them
+    /// directly.
     pub(crate) fn flag_values(
         &self,
         first: FlagAddress,
@@ -506,7 +528,7 @@ impl OperationBuffers {
         region.flag_values(word, values)
     }
 
-    /// A read is slow if the host cannot read the flag directly.
+    /// Reads a flag of this rank, which is slow if the host cannot read it directly.
     pub(crate) fn flag_value(&self, address: FlagAddress, start: Start) -> Option<u64> {
         let Flag { region, word } = self.local_flag(address, start);
         region.flag_value(word)
@@ -520,7 +542,7 @@ pub(crate) struct TierBuffers {
 }
 
 impl TierBuffers {
-    pub(crate) fn of(&self, tier: Tier) -> Option<&OperationBuffers> {
+    pub(crate) fn on_tier(&self, tier: Tier) -> Option<&OperationBuffers> {
         match tier {
             Tier::Local => Some(&self.local),
             Tier::Network => self.network.as_deref(),
@@ -581,11 +603,12 @@ mod tests {
         let of_all = Digest::new(0, None);
         of_all.set(|_| 77);
         for epoch in 1..50 {
-            let digests = [0, 1, 2].map(|rank| of_pairs.of(epoch, Rank(rank)));
+            let digests = [0, 1, 2].map(|rank| of_pairs.signal_bits(epoch, Rank(rank)));
             assert!(digests.iter().all(|digest| *digest < 128), "{digests:?}");
-            assert_eq!(of_all.of(epoch, Rank(5)), 0);
+            assert_eq!(of_all.signal_bits(epoch, Rank(5)), 0);
         }
-        let differs = |epoch| of_pairs.of(epoch, Rank(0)) != of_pairs.of(epoch, Rank(1));
+        let differs =
+            |epoch| of_pairs.signal_bits(epoch, Rank(0)) != of_pairs.signal_bits(epoch, Rank(1));
         assert!((1..4).any(differs), "equal digests differ in other starts");
     }
 }

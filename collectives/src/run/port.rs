@@ -66,19 +66,21 @@ impl BoundStep {
 pub(crate) trait Port: Send {
     fn caps(&self) -> &Caps;
 
-    /// Submits steps to the engine; signals and waits carry the value of `start`. All additions to one target are in one slice.
+    /// Submits steps to the engine; signals and waits carry the value of `start`. All additions to
+    /// one target are in one slice.
     ///
     /// # Safety
     /// As [`CopyEngine::submit`].
     unsafe fn submit(&mut self, steps: &[BoundStep], start: Start) -> Result<Ticket, Error>;
 
-    /// Returns what a flag of this rank says, and resets it if it was signalled in a captured start. Returns `None` if
-    /// the host cannot read the flag.
+    /// Returns what a flag of this rank says, and resets it if it was signalled in a captured
+    /// start. Returns `None` if the host cannot read the flag.
     fn try_consume(&self, flag: FlagAddress, start: Start) -> Option<FlagState>;
 
     /// Adds contributions to one target, on the calling thread.
     ///
-    /// `steps` are additions to the same target, in order. All steps before them in the lane are complete.
+    /// `steps` are additions to the same target, in order. All steps before them in the lane are
+    /// complete.
     ///
     /// # Safety
     /// Nobody else accesses the target, or writes the sources. All of them are in host memory.
@@ -226,9 +228,11 @@ impl Port for EnginePort {
     }
 }
 
-/// Returns whether strided copies are submitted as one op. `on_host` tells that one of the two regions is in memory of the host.
+/// Returns whether strided copies are submitted as one op. `on_host` tells that one of the two
+/// regions is in memory of the host.
 ///
-/// An engine on streams enqueues each row of such a region as a command of its own, and many commands block the caller.
+/// An engine on streams enqueues each row of such a region as a command of its own, and many
+/// commands block the caller.
 pub(crate) fn copies_rows(caps: &Caps, on_host: bool) -> bool {
     caps.rows && (caps.polled || !on_host)
 }
@@ -344,7 +348,8 @@ pub(crate) fn slices(
 
 /// Reuses the allocation of a vector for values of another lifetime.
 ///
-/// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a start allocates nothing.
+/// Collecting an emptied vector in place keeps its buffer. tests/tests/steady_state tests that a
+/// start allocates nothing.
 pub(crate) fn recycle<T, U>(mut values: Vec<T>) -> Vec<U> {
     const { assert!(size_of::<T>() == size_of::<U>()) };
     values.clear();

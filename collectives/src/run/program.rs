@@ -1,8 +1,10 @@
 //! Translates the chunks and flags of a plan into byte offsets and flag words.
 //!
-//! A plan names the flags that its rank waits for, and not their writers. Two questions need the writers:
+//! A plan names the flags that its rank waits for, and not their writers. Two questions need the
+//! writers:
 //!
-//! - [`FlagTiers`] finds the flags whose writer is in a lane of another tier, because these are in other memory.
+//! - [`FlagTiers`] finds the flags whose writer is in a lane of another tier, because these are in
+//!   other memory.
 //! - [`FlagWriters`] finds the rank that signals a flag, for error texts.
 
 use std::collections::BTreeMap;
@@ -16,9 +18,11 @@ use crate::run::buffers::{BufferId, BufferOffset, FlagAddress};
 use crate::run::port::{BoundStep, slices};
 use crate::topology::Topology;
 
+/// The steps of one lane, with the addresses of their bytes and flags.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) steps: Box<[BoundStep]>,
+    /// The step of the plan that each bound step comes from, if the binding has origins.
     pub(crate) origins: Option<Box<[Step]>>,
     pub(crate) entry_steps: usize,
     pub(crate) waits: Box<[AwaitedFlag]>,
@@ -38,15 +42,16 @@ pub(crate) struct Binding<'a> {
     pub(crate) flags: FlagLayout,
     pub(crate) flag_tiers: &'a FlagTiers,
     pub(crate) with_origins: bool,
-    /// Whether the program can be [resized](Program::resize). Copies of no bytes are then bound too, because they can get longer.
+    /// Whether the program can be [resized](Program::resize). Copies of no bytes are then bound
+    /// too, because they can get longer.
     pub(crate) resizable: bool,
     /// Whether the engines copy rows.
     pub(crate) rows: bool,
 }
 
 impl Program {
-    /// Changes the copies to those of a start whose blocks have other lengths and places. The program must be bound as
-    /// resizable, with origins.
+    /// Changes the copies to those of a start whose blocks have other lengths and places. The
+    /// program must be bound as resizable, with origins.
     pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
         let origins = self.origins.iter().flatten();
         for (bound, origin) in self.steps.iter_mut().zip(origins) {
@@ -85,10 +90,12 @@ impl Binding<'_> {
             _ => None,
         });
         let entry_steps = closed.iter().take_while(|step| is_entry(step)).count();
+
         let mut steps = Vec::with_capacity(closed.len());
         let mut origins = Vec::new();
         for step in &closed {
             self.bind_step(step, tier, &mut steps);
+            // A step of the plan is the origin of all bound steps that it has added.
             if self.with_origins {
                 origins.resize(steps.len(), *step);
             }
@@ -96,15 +103,18 @@ impl Binding<'_> {
 
         join_neighbors(&mut steps);
         if !self.resizable {
+            // Origins and steps have the same indices, so both lose the same entries.
             let is_kept: Vec<bool> = steps.iter().map(|step| !step.is_empty()).collect();
             steps.retain(|step| !step.is_empty());
             let mut kept = is_kept.into_iter();
             origins.retain(|_| kept.next().unwrap_or(true));
         }
+
         let origins = self.with_origins.then(|| origins.into());
         Program { steps: steps.into(), origins, entry_steps, waits: waits.collect() }
     }
 
+    /// Appends the bound steps of one step of the plan, which is in a lane of `tier`.
     fn bind_step(&self, step: &Step, tier: Tier, bound: &mut Vec<BoundStep>) {
         match *step {
             Step::Signal { peer, flag } => {
@@ -122,6 +132,7 @@ impl Binding<'_> {
                     true => self.own_contribution(&given),
                     false => in_inbox(&given),
                 };
+
                 let targets = self.layout.spans(cell, (rank, Source::Output), rank);
                 bound.extend(targets.map(|Span { dst, bytes, .. }| {
                     let (buffer, offset) = (BufferId::Output(dst.buffer), dst.offset);
@@ -132,6 +143,7 @@ impl Binding<'_> {
                 let given = self.layout.contribution(cell, peer);
                 let (src, dst) = (self.own_contribution(&given), in_inbox(&given));
                 let bytes = given.bytes;
+
                 let put = BoundStep::Put { peer, dst, src, bytes, rows: Rows::ONE };
                 bound.extend((bytes > 0).then_some(put));
             }
@@ -142,6 +154,8 @@ impl Binding<'_> {
                     let rows = if self.rows { 1 } else { rows_of(&copy) };
                     (0..rows).map(move |row| if rows == 1 { copy } else { one_row(copy, row) })
                 }));
+
+                // `resize` only changes steps that exist, so a copy of no bytes has one too.
                 if self.resizable && bound.len() == before {
                     let [src, dst] = [BufferPosition::default(); 2];
                     let none = Span { src, dst, bytes: 0, rows: Rows::ONE };
@@ -161,6 +175,7 @@ impl Binding<'_> {
             true => (Source::Output, BufferId::Output),
             false => (Source::Input, BufferId::Input),
         };
+
         let own = self.layout.own_position(self.plan.rank, 0, source);
         BufferOffset { buffer: buffer(own.buffer), offset: own.offset + given.input_offset }
     }
@@ -172,10 +187,11 @@ impl Binding<'_> {
     }
 }
 
-/// Returns the rank that signals a flag to `reader`, or the rank that provides the bytes which the flag announces.
+/// Returns the rank that signals a flag to `reader`, or the rank that provides the bytes which the
+/// flag announces.
 ///
-/// Both are the same rank in all schedules of collectives in which each pair of ranks has a block of its own, because no rank passes
-/// these blocks on.
+/// Both are the same rank in all schedules of collectives in which each pair of ranks has a block
+/// of its own, because no rank passes these blocks on.
 fn provider_or_writer(flag: Flag, reader: Rank) -> Rank {
     match flag {
         Flag::Ready { from, .. } | Flag::Free { from, .. } => from,
@@ -233,9 +249,11 @@ fn copies(plan: &Plan, layout: &Layout, step: &Step) -> impl Iterator<Item = Bou
             unreachable!("only copies have bytes")
         }
     };
+
     let (of, into) = if is_get { (peer, plan.rank) } else { (plan.rank, peer) };
     let in_place = plan.in_place;
     let source = if in_place { Source::Output } else { from };
+
     layout
         .spans(cell, (of, source), into)
         .map(move |span| bound_copy(is_get, peer, addresses(from, in_place, &span), &span))
@@ -280,13 +298,16 @@ fn addresses(from: Source, in_place: bool, span: &Span) -> (BufferOffset, Buffer
     (BufferOffset { buffer: src, offset: span.src.offset }, dst)
 }
 
-/// Only steps in the entry of lane 0 signal the `go` flag.
+/// Returns whether a step belongs to the entry of lane 0, which alone signals `go`.
 fn is_entry(step: &Step) -> bool {
     matches!(step, Step::Signal { flag: Flag::Go { .. }, .. })
 }
 
-/// A local lane signals only ranks of its own node, so a flag that no rank of the reader's node signals comes over the
-/// network. The plans of this rank's node are therefore enough to find where each flag comes from.
+/// Finds the flags whose writer and reader are in lanes of different tiers.
+///
+/// A local lane signals only ranks of its own node, so a flag that no rank of the reader's node
+/// signals comes over the network. The plans of this rank's node are therefore enough to find where
+/// each flag comes from.
 #[derive(Debug)]
 pub(crate) struct FlagTiers {
     lanes: Box<[Tier]>,
@@ -294,7 +315,10 @@ pub(crate) struct FlagTiers {
 }
 
 impl FlagTiers {
-    /// `node_plans` are the plans of the other ranks of the node, which are read only if there are network lanes.
+    /// Collects the tiers of the lanes that write and read the flags of `plan`.
+    ///
+    /// `node_plans` are the plans of the other ranks of the node, which are read only if there are
+    /// network lanes.
     pub(crate) fn new<'p>(plan: &'p Plan, node_plans: impl IntoIterator<Item = &'p Plan>) -> Self {
         let lanes = plan.lanes.iter().map(|lane| lane.tier).collect();
         let mut node_writers = BTreeMap::new();
@@ -329,9 +353,11 @@ pub(crate) fn is_tiered(plan: &Plan) -> bool {
 fn add_signals(writer: &Plan, reader: &Plan, tiers: &mut BTreeMap<Flag, Tier>) {
     for lane in writer.lane_ids() {
         let tier = writer.lanes[lane.index()].tier;
+
         // Entry and exit signal only the rank itself.
         let closed = (writer.rank == reader.rank).then(|| writer.closed_lane(lane, |_| true));
         let steps = closed.as_ref().unwrap_or(&writer.lanes[lane.index()].steps);
+
         tiers.extend(steps.iter().filter_map(|step| match *step {
             Step::Signal { peer, flag } if peer == reader.rank => Some((flag, tier)),
             _ => None,
@@ -341,8 +367,10 @@ fn add_signals(writer: &Plan, reader: &Plan, tiers: &mut BTreeMap<Flag, Tier>) {
 
 type Planner = Box<dyn Fn(Rank) -> Option<Plan> + Send + Sync>;
 
-/// A group can have too many ranks to make all plans at every preparation, so the writer of a flag is searched when an
-/// error text needs it, in likely plans first.
+/// Finds the rank that signals a flag, for error texts.
+///
+/// A group can have too many ranks to make all plans at every preparation, so the writer of a flag
+/// is searched when an error text needs it, in likely plans first.
 pub(crate) struct FlagWriters {
     reader: Rank,
     topology: Topology,
@@ -359,11 +387,12 @@ impl FlagWriters {
         Self { reader, topology, planner: Box::new(planner), found: Mutex::default() }
     }
 
-    /// A verified plan has exactly one rank that signals a flag.
-    pub(crate) fn of(&self, flag: Flag) -> Rank {
+    /// Returns the rank that signals a flag, of which a verified plan has exactly one.
+    pub(crate) fn find_writer(&self, flag: Flag) -> Rank {
         let Flag::Arrived { cell, .. } = flag else {
             return provider_or_writer(flag, self.reader);
         };
+
         // The map is valid even if a thread has panicked while it held the lock.
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         *found.entry(flag).or_insert_with(|| {
@@ -371,13 +400,16 @@ impl FlagWriters {
         })
     }
 
-    /// The ranks that most likely signal a flag come first.
-    /// The order is: the provider of the block, the neighbours of a ring, the node of this rank, then the rest.
+    /// Returns the ranks that can signal a flag, the most likely ones first.
+    ///
+    /// The order is: the provider of the block, the neighbours of a ring, the node of this rank,
+    /// then the rest.
     fn candidates(&self, block: Rank) -> impl Iterator<Item = Rank> {
         let (own_rank, ranks) = (self.reader.0, Rank::at(self.topology.ranks()).0);
         let neighbours =
             [(own_rank + ranks - 1) % ranks, (own_rank + 1) % ranks, own_rank].map(Rank);
         let node = self.topology.members(self.topology.node(self.reader)).iter().copied();
+
         [block].into_iter().chain(neighbours).chain(node).chain((0..ranks).map(Rank))
     }
 

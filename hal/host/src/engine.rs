@@ -1,10 +1,11 @@
 //! Implements the engine of the host backend, whose ops run when the caller polls it.
 //!
-//! There is no thread in the background. `submit` and `completed` run the ops at the head of the queue, a
-//! bounded number of bytes at a time. A wait that is not satisfied stops them.
+//! There is no thread in the background. `submit` and `completed` run the ops at the head of the
+//! queue, a bounded number of bytes at a time. A wait that is not satisfied stops them.
 //!
-//! A large copy with ordinary stores reads every line of the destination before it overwrites it, and evicts
-//! everything else from the cache. Streaming stores do neither, so large copies use them.
+//! A large copy with ordinary stores reads every line of the destination before it overwrites it,
+//! and evicts everything else from the cache. Streaming stores do neither, so large copies use
+//! them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,11 +22,13 @@ use peerlane_hal::{
 };
 use peerlane_toolkit::{EngineState, TicketCounter, check_elements, pieces};
 
-/// The largest number of bytes that one call of `completed` copies, which takes about a millisecond.
+/// The largest number of bytes that one call of `completed` copies, which takes about a
+/// millisecond.
 const COMPLETED_BYTES_MAX: usize = 8 << 20;
 /// The largest number of bytes that `submit` copies, so that small messages are sent at once.
 const SUBMIT_BYTES_MAX: usize = 64 << 10;
-/// Copies of at most this many bytes are faster than waking another rank, so they are made before pending wake-ups.
+/// Copies of at most this many bytes are faster than waking another rank, so they are made before
+/// pending wake-ups.
 const WAKE_DELAY_BYTES_MAX: usize = 16 << 10;
 /// What runs the reductions of an engine.
 const REDUCER: Reducer = Reducer { sources_max: 4096, blocks: 0, threads: 0 };
@@ -96,8 +99,8 @@ enum QueuedOp {
     },
 }
 
-// SAFETY: the contract of `submit` keeps the memory accessible until the op is complete, from any thread that
-// drives the engine.
+// SAFETY: the contract of `submit` keeps the memory accessible until the op is complete, from any
+// thread that drives the engine.
 unsafe impl Send for QueuedOp {}
 
 impl Engine {
@@ -123,7 +126,7 @@ impl Engine {
     /// Returns the raw pointers of a checked op.
     ///
     /// # Errors
-    /// If the elements of a reduction are not aligned.
+    /// Returns an error if the elements of a reduction are not aligned.
     fn resolve(&self, op: &Op<'_, Local, Remote>) -> Result<QueuedOp, Error> {
         Ok(match *op {
             Op::Put { dst, src, bytes } => {
@@ -179,13 +182,17 @@ impl Engine {
     }
 
     fn rows(&self, dst: *mut u8, src: *const u8, bytes: u64, rows: Rows) -> QueuedOp {
+        // Rows of no bytes would never use up the limit of a call.
         let rows = Rows { count: if bytes == 0 { 0 } else { rows.count }, ..rows };
+
         // The rows lie inside a region, so the product does not overflow.
         let streaming = bytes * rows.count >= self.streaming_bytes_min;
         let bytes = usize::try_from(bytes).expect("a row lies inside a mapped region");
         QueuedOp::Rows { dst, src, bytes, row_bytes: bytes, rows, streaming }
     }
 
+    /// Runs ops from the head of the queue until one of them is incomplete, and copies at most
+    /// `bytes_max` bytes.
     fn run(&mut self, mut bytes_max: usize) {
         let mut progressed = false;
         while let Some(head) = self.queue.front_mut() {
@@ -198,12 +205,17 @@ impl Engine {
             );
             bytes_max -= copied;
             progressed |= done || copied > 0;
+
+            // Ops complete in order, so an incomplete op blocks those behind it.
             if !done {
                 break;
             }
+
             self.tickets.finish_op(head.ticket);
             self.queue.pop_front();
         }
+
+        // The caller may free the doorbells when it sees that their ops are complete.
         self.pending_wakes.flush();
         if progressed {
             self.parker.busy();
@@ -212,6 +224,8 @@ impl Engine {
 }
 
 impl QueuedOp {
+    /// Runs a part of the op, and returns whether the op is complete and how many bytes of the
+    /// limit `bytes_max` the part took.
     fn advance(
         &mut self,
         bytes_max: usize,
@@ -222,32 +236,40 @@ impl QueuedOp {
         match self {
             Self::Copy { dst, src, bytes, streaming } => {
                 let now = (*bytes).min(bytes_max);
+                // Ranks that earlier signals wake do not wait for a long copy.
                 if now > WAKE_DELAY_BYTES_MAX {
                     pending_wakes.flush();
                 }
+
                 for piece in pieces(now as u64, piece_bytes_max) {
                     // Both fit, since the pieces tile `now`, which is a `usize`.
                     let (at, length) = (piece.offset as usize, piece.bytes as usize);
                     let (dst, src) = (dst.wrapping_add(at), src.wrapping_add(at));
-                    // SAFETY: The check of the slice bounded the span. The contract of `submit` keeps both regions alive
-                    // and excludes races.
+
+                    // SAFETY: The check of the slice bounded the span. The contract of `submit`
+                    // keeps both regions alive and excludes races.
                     unsafe { copy_piece(dst, src, length, *streaming) };
                 }
+
                 *dst = dst.wrapping_add(now);
                 *src = src.wrapping_add(now);
                 *bytes -= now;
                 (*bytes == 0, now)
             }
             Self::Rows { dst, src, bytes, row_bytes, rows, streaming } => {
+                // Ranks that earlier signals wake do not wait for all rows.
                 pending_wakes.flush();
+
                 let mut copied = 0;
                 while rows.count > 0 && copied < bytes_max {
                     let now = (*bytes).min(bytes_max - copied);
-                    // SAFETY: The check of the slice bounded all rows. The contract of `submit` keeps both regions alive and
-                    // excludes races.
+                    // SAFETY: The check of the slice bounded all rows. The contract of `submit`
+                    // keeps both regions alive and excludes races.
                     unsafe { copy_piece(*dst, *src, now, *streaming) };
                     (*dst, *src) = (dst.wrapping_add(now), src.wrapping_add(now));
                     (copied, *bytes) = (copied + now, *bytes - now);
+
+                    // Skips the gap between the end of this row and the start of the next one.
                     if *bytes == 0 {
                         let gap = |pitch: u64| (pitch as usize).wrapping_sub(*row_bytes);
                         *dst = dst.wrapping_add(gap(rows.dst_pitch));
@@ -255,11 +277,12 @@ impl QueuedOp {
                         (*bytes, rows.count) = (*row_bytes, rows.count - 1);
                     }
                 }
+
                 (rows.count == 0, copied)
             }
             Self::Signal { flag, value, doorbell } => {
-                // SAFETY: The check of the slice bounded the word, the words of a region are aligned, and the contract of
-                // `submit` keeps the region alive.
+                // SAFETY: The check of the slice bounded the word, the words of a region are
+                // aligned, and the contract of `submit` keeps the region alive.
                 unsafe { &**flag }.store(*value, Ordering::Release);
                 pending_wakes.push(*doorbell);
                 (true, 0)
@@ -268,6 +291,7 @@ impl QueuedOp {
                 // SAFETY: as for `Signal`.
                 let flag = unsafe { &**flag };
                 let reached = flag.load(Ordering::Acquire) >= *value;
+
                 if reached && *reset {
                     // Release ordering: a rank that reads the zero may signal again.
                     flag.store(0, Ordering::Release);
@@ -275,20 +299,27 @@ impl QueuedOp {
                 (reached, 0)
             }
             Self::Reduce { dst, number, bytes, reduction } => {
-                // Whole elements of any type.
+                // Every source counts towards the limit. A part of whole words has whole elements
+                // of any type.
                 let word = WORD_BYTES as usize;
                 let most = (bytes_max / *number).max(word).min(bytes_max);
                 let now = (*bytes).min(most - most % word);
+
+                // Ranks that earlier signals wake do not wait for a long reduction.
                 if now.saturating_mul(*number) > WAKE_DELAY_BYTES_MAX {
                     pending_wakes.flush();
                 }
-                let of_this = &mut sources.0.make_contiguous()[..*number];
-                // SAFETY: The check of the slice bounded the spans, and `submit` has checked that they are aligned. The contract of
-                // `submit` keeps the regions alive and excludes races.
-                unsafe { reduction.run(*dst, of_this, now) };
+
+                let op_sources = &mut sources.0.make_contiguous()[..*number];
+                // SAFETY: The check of the slice bounded the spans, and `submit` has checked that
+                // they are aligned. The contract of `submit` keeps the regions alive and excludes
+                // races.
+                unsafe { reduction.run(*dst, op_sources, now) };
+
                 *dst = dst.wrapping_add(now);
-                of_this.iter_mut().for_each(|source| *source = source.wrapping_add(now));
+                op_sources.iter_mut().for_each(|source| *source = source.wrapping_add(now));
                 *bytes -= now;
+
                 if *bytes == 0 {
                     sources.0.drain(..*number);
                 }
@@ -332,7 +363,7 @@ unsafe impl CopyEngine for Engine {
         self.state.check_slice(ops)?;
         self.tickets.check_room(self.queue.len(), ops.len())?;
 
-        // The last check: the queue takes all ops of the slice or none.
+        // The last check precedes all changes, so that the queue takes the whole slice or nothing.
         self.resolved.clear();
         for op in ops {
             let op = self.resolve(op)?;
@@ -397,14 +428,15 @@ unsafe impl CopyEngine for Engine {
 /// Copies `bytes` bytes with streaming stores where the processor has them.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `bytes`. The spans do not overlap, and no other thread accesses
-/// `dst` or writes `src` meanwhile.
+/// `src` is readable and `dst` writable for `bytes`. The spans do not overlap, and no other thread
+/// accesses `dst` or writes `src` meanwhile.
 unsafe fn copy_streaming(dst: *mut u8, src: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx") {
         // SAFETY: the caller's promise, and AVX was just detected.
         return unsafe { x86::stream(dst, src, bytes) };
     }
+
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) }
 }
@@ -424,17 +456,21 @@ mod x86 {
     pub(super) unsafe fn stream(dst: *mut u8, src: *const u8, bytes: usize) {
         let head = dst.align_offset(LINE_BYTES).min(bytes);
         let body = (bytes - head) / LINE_BYTES * LINE_BYTES;
+
         // SAFETY: `head <= bytes`, within the caller's spans.
         unsafe { std::ptr::copy_nonoverlapping(src, dst, head) };
+
         for line in (head..head + body).step_by(LINE_BYTES) {
             // SAFETY: the line ends at most at `head + body <= bytes`; `dst + head` is aligned to a
             // line.
             unsafe { stream_line(dst.wrapping_add(line), src.wrapping_add(line)) };
         }
+
         // Streaming stores are weakly ordered; the fence keeps the flag that follows behind them.
-        // SAFETY: a fence accesses no memory, register or flag. The intrinsic is unsafe up to Rust 1.88 and
-        // safe from 1.89 on, so no form of calling it compiles without a warning on both.
+        // SAFETY: a fence accesses no memory, register or flag. The intrinsic is unsafe up to Rust
+        // 1.88 and safe from 1.89 on, so no form of calling it compiles without a warning on both.
         unsafe { std::arch::asm!("sfence", options(nostack, preserves_flags)) };
+
         let done = head + body;
         let (dst, src) = (dst.wrapping_add(done), src.wrapping_add(done));
         // SAFETY: the tail ends at `bytes`.

@@ -8,8 +8,8 @@ use crate::mapping::MappingError;
 use peerlane_hal::KeyError;
 use peerlane_hal::{Error, ErrorKind, Op, Rank};
 
-/// An error that the toolkit or a backend detects, or that a call of a vendor's library returns. A backend uses it as its error
-/// type, or as one variant of its own.
+/// An error that the toolkit or a backend detects, or that a call of a vendor's library returns. A
+/// backend uses it as its error type, or as one variant of its own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -55,7 +55,8 @@ pub enum Fault {
         /// The number that identified the freed memory.
         generation: u64,
     },
-    /// A remote key belongs to another rank than the caller says, or to an earlier process of that rank.
+    /// A remote key belongs to another rank than the caller says, or to an earlier process of that
+    /// rank.
     #[error("remote key belongs to {found}, expected {expected}")]
     ForeignKey {
         /// The owner that the caller expects.

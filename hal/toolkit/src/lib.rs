@@ -1,4 +1,5 @@
-//! Building blocks for Peerlane backends, such as shared checks, parking, memory handover and a GPU engine.
+//! Building blocks for Peerlane backends, such as shared checks, parking, memory handover and a GPU
+//! engine.
 //!
 //! | kind of device | parts |
 //! | --- | --- |

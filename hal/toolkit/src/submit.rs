@@ -1,7 +1,8 @@
-//! Implements the checks of `submit` that all engines share, such as limits and the bounds of regions.
+//! Implements the checks of `submit` that all engines share, such as limits and the bounds of
+//! regions.
 //!
-//! An engine checks the whole slice before it accepts any op of it. Then every address that it computes lies
-//! in its region.
+//! An engine checks the whole slice before it accepts any op of it. Then every address that it
+//! computes lies in its region.
 
 use peerlane_hal::{Caps, Op, Rank, Reducer, Reduction, Role, Rows};
 
@@ -10,14 +11,17 @@ use crate::{Fault, Poison};
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
 
-/// The state that every engine keeps, namely its capabilities, its first error, and whether it was released.
+/// The state that every engine keeps, namely its capabilities, its first error, and whether it was
+/// released.
 ///
 /// ```
 /// use peerlane_hal::Caps;
 /// use peerlane_toolkit::{EngineState, Fault};
 ///
-/// let mut state = EngineState::<Fault>::new(Caps { polled: true, slice_ops_max: 4, ..Caps::new("ring") });
+/// let caps = Caps { polled: true, slice_ops_max: 4, ..Caps::new("ring") };
+/// let mut state = EngineState::<Fault>::new(caps);
 /// assert_eq!(state.check(), Ok(()));
+///
 /// // Every call after a failed one returns the first error.
 /// let lost = Fault::Unavailable("the device does not answer".into());
 /// let _ = state.keep::<()>(Err(lost.clone()));
@@ -60,7 +64,8 @@ impl<E: Clone> EngineState<E> {
         self.poison.check()
     }
 
-    /// Poisons the engine with the error of `result` if it is the first error, and returns `result`.
+    /// Poisons the engine with the error of `result` if it is the first error, and returns
+    /// `result`.
     ///
     /// # Errors
     /// Returns the error of `result`.
@@ -68,8 +73,8 @@ impl<E: Clone> EngineState<E> {
         self.poison.keep(result)
     }
 
-    /// Records that the engine was released, so that it accepts no more slices. Returns whether it is the
-    /// first time.
+    /// Records that the engine was released, so that it accepts no more slices. Returns whether it
+    /// is the first time.
     pub fn release(&mut self) -> bool {
         !std::mem::replace(&mut self.released, true)
     }
@@ -81,12 +86,13 @@ impl<E: Clone> EngineState<E> {
 }
 
 impl<E: Clone + From<Fault>> EngineState<E> {
-    /// Checks the state of the engine, the length of a slice, and that the ops stay inside their regions.
-    /// Room in the queue is checked by [`TicketCounter::check_room`](crate::TicketCounter::check_room).
+    /// Checks the state of the engine, the length of a slice, and that the ops stay inside their
+    /// regions. Room in the queue is checked by
+    /// [`TicketCounter::check_room`](crate::TicketCounter::check_room).
     ///
     /// # Errors
-    /// Returns the first error of the engine, [`Fault::Released`], or [`Fault::Argument`] for the first op
-    /// that is not valid.
+    /// Returns the first error of the engine, [`Fault::Released`], or [`Fault::Argument`] for the
+    /// first op that is not valid.
     pub fn check_slice<L, R>(&self, ops: &[Op<'_, L, R>]) -> Result<(), E>
     where
         L: RegionBounds,
@@ -96,6 +102,7 @@ impl<E: Clone + From<Fault>> EngineState<E> {
         if self.released {
             return Err(Fault::Released.into());
         }
+
         let slice_ops_max = self.caps.slice_ops_max;
         if ops.len() > slice_ops_max {
             return Err(Fault::Argument(format!(
@@ -105,6 +112,7 @@ impl<E: Clone + From<Fault>> EngineState<E> {
             ))
             .into());
         }
+
         Ok(ops.iter().try_for_each(|op| self.check_op(op))?)
     }
 
@@ -151,6 +159,7 @@ impl<E: Clone + From<Fault>> EngineState<E> {
                         srcs.len()
                     )));
                 }
+
                 within("reduction destination", dst.offset, bytes, dst.region)?;
                 srcs.iter()
                     .try_for_each(|src| within("reduction source", src.offset, bytes, src.region))
@@ -260,7 +269,8 @@ fn within(
     }
 }
 
-/// Checks that a flag is inside a region of flags, because only such regions are known to be aligned.
+/// Checks that a flag is inside a region of flags, because only such regions are known to be
+/// aligned.
 fn flag_within(what: &str, word: u64, region: &(impl RegionBounds + ?Sized)) -> Result<(), Fault> {
     if region.role() == Role::Data {
         return Err(Fault::Argument(format!(
@@ -268,6 +278,7 @@ fn flag_within(what: &str, word: u64, region: &(impl RegionBounds + ?Sized)) -> 
              Role::Flags"
         )));
     }
+
     // The saturated offset overflows in the sum and is rejected.
     within(what, word.saturating_mul(WORD_BYTES), WORD_BYTES, region)
 }
@@ -311,8 +322,8 @@ pub fn check_elements(
 /// ```
 ///
 /// # Safety
-/// The region has at least [`bytes`](Self::bytes) bytes for as long as it lives. If the [role](Self::role) is `Flags`, it begins at a multiple
-/// of 8 bytes. Both never change.
+/// The region has at least [`bytes`](Self::bytes) bytes for as long as it lives. If the
+/// [role](Self::role) is `Flags`, it begins at a multiple of 8 bytes. Both never change.
 pub unsafe trait RegionBounds {
     /// Returns the length of the region in bytes.
     fn bytes(&self) -> u64;
@@ -323,14 +334,15 @@ pub unsafe trait RegionBounds {
 /// A region with the addresses by which the device of this rank accesses it.
 ///
 /// # Safety
-/// All [`bytes`](RegionBounds::bytes) bytes from the [address](Self::address) are those of the region, for engines of the fabric that
-/// registered or imported it. The same holds for the [host address](Self::host_address) and accesses by this process. The provided methods
-/// are not overridden with others.
+/// All [`bytes`](RegionBounds::bytes) bytes from the [address](Self::address) are those of the
+/// region, for engines of the fabric that registered or imported it. The same holds for the
+/// [host address](Self::host_address) and accesses by this process. The provided methods are not
+/// overridden with others.
 pub unsafe trait EngineRegion: RegionBounds {
     /// Returns the address at which the device accesses the region's first byte.
     fn address(&self) -> DevicePtr;
-    /// Returns the region's address in this process, or `None` if this process has not mapped it as host
-    /// memory.
+    /// Returns the region's address in this process, or `None` if this process has not mapped it as
+    /// host memory.
     fn host_address(&self) -> Option<u64>;
 
     /// Returns the device address of the byte at `offset`, which the caller has checked.
@@ -343,7 +355,8 @@ pub unsafe trait EngineRegion: RegionBounds {
         self.address() + word * WORD_BYTES
     }
 
-    /// Returns a flag's address in this process, or `None` if this process has not mapped it as host memory.
+    /// Returns a flag's address in this process, or `None` if this process has not mapped it as
+    /// host memory.
     fn host_flag_address(&self, word: u64) -> Option<u64> {
         self.host_address().map(|base| base + word * WORD_BYTES)
     }
@@ -383,7 +396,8 @@ impl PeerSet {
         Self { rank, connected }
     }
 
-    /// Returns the length of an array with one entry per connected rank, larger than every rank's number.
+    /// Returns the length of an array with one entry per connected rank, larger than every rank's
+    /// number.
     pub fn ranks(&self) -> usize {
         self.connected.len()
     }
@@ -402,6 +416,7 @@ impl PeerSet {
         if peer == self.rank || self.connected.get(peer.index()) == Some(&true) {
             return Ok(peer);
         }
+
         Err(Fault::Argument(format!(
             "an op names memory of rank {peer}, which was not connected when this engine of rank \
              {} was created; connect all peers first, then create the engine",

@@ -58,19 +58,22 @@ const SYMMETRIC: &str = "symmetric";
 const COPY_ENGINES: &str = "copy engines";
 
 impl Baselines {
-    /// Loads NCCL and joins its communicators, with memory for inputs and outputs of up to these lengths. Collective.
+    /// Loads NCCL, joins its communicators and allocates their memory.
+    ///
+    /// The memory is for inputs and outputs of up to the given lengths. Collective.
     pub(super) fn open(
         options: &Options,
         comm: &Comm,
         gpu: &Gpu,
         (input_bytes, output_bytes): (u64, u64),
     ) -> Result<Self> {
-        // The ranks exchange the result first, so that no rank waits inside NCCL for a rank that cannot
-        // load it.
+        // The ranks exchange the result first, so that no rank waits inside NCCL for a rank that
+        // cannot load it.
         let loaded = Nccl::open(options.nccl.as_deref());
         let mine = loaded.as_ref().map(|nccl| nccl.version()).map_err(|why| why.text().to_owned());
         let versions = comm.share("version of NCCL", &mine)?;
         let nccl = loaded?;
+
         for (rank, theirs) in versions.into_iter().enumerate() {
             match theirs {
                 Ok(version) if version == nccl.version() => {}
@@ -87,6 +90,7 @@ impl Baselines {
                 }
             }
         }
+
         let timeout = comm.timeout();
         let join = |policy| {
             gpu.enter()?;
@@ -98,6 +102,7 @@ impl Baselines {
                 Communicator::join(&nccl, &id, rank, ranks, policy)
             })
         };
+
         let plain = join(Policy::Default)?;
         let state = OpenPath {
             communicator: Rc::clone(&plain),
@@ -105,6 +110,7 @@ impl Baselines {
             output: PathMemory::Plain(gpu.allocate(output_bytes)?),
         };
         let default = NcclPath { name: DEFAULT, state: Ok(state) };
+
         let windows = |communicator: Rc<Communicator>| {
             let window = |bytes| {
                 let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
@@ -114,16 +120,21 @@ impl Baselines {
             let output = PathMemory::Window(window(output_bytes)?);
             Ok(OpenPath { communicator, input, output })
         };
+
+        // Only windows make NCCL choose its symmetric kernels, so the communicator is the same.
         let symmetric = NcclPath::agreed(SYMMETRIC, comm, windows(plain))?;
         let copy_engines =
             NcclPath::agreed(COPY_ENGINES, comm, join(Policy::CopyEngines).and_then(windows))?;
+
         let paths = [default, symmetric, copy_engines];
         Ok(Self { version: format!("{} ({})", nccl.version(), nccl.path), paths, timeout })
     }
 
-    /// Deregisters all NCCL windows and destroys all communicators, as a collective call of all ranks.
+    /// Deregisters all NCCL windows and destroys all communicators. Collective.
     pub(super) fn close(self) -> Result<()> {
+        // Paths may share a communicator. It is destroyed once, after the windows of all paths.
         let mut left: Vec<Rc<Communicator>> = Vec::new();
+
         for path in self.paths {
             let Ok(OpenPath { communicator, input, output }) = path.state else { continue };
             for held in [input, output] {
@@ -132,10 +143,12 @@ impl Baselines {
                     with_timeout("ncclCommWindowDeregister", self.timeout, close)?;
                 }
             }
+
             if !left.iter().any(|seen| Rc::ptr_eq(seen, &communicator)) {
                 left.push(communicator);
             }
         }
+
         for communicator in left {
             with_timeout("ncclCommDestroy", self.timeout, || communicator.close())?;
         }
@@ -150,6 +163,7 @@ impl NcclPath {
         let mine = open.as_ref().err().map(|why| why.text().to_owned());
         let refusals = comm.share("path of NCCL", &mine)?;
         let refusal = refusals.into_iter().flatten().next();
+
         let state = match (open, refusal) {
             (Ok(open), None) => Ok(open),
             (_, refusal) => Err(refusal.unwrap_or_default()),
@@ -161,9 +175,9 @@ impl NcclPath {
         self.state.as_ref().err().map(String::as_str)
     }
 
-    /// Returns NCCL's collective and the input blocks of this rank, which have the lengths `block_bytes`. Returns `None` if NCCL
-    /// refuses the path.
-    pub(super) fn at(
+    /// Returns NCCL's collective and the input blocks of this rank, which have the lengths
+    /// `block_bytes`. Returns `None` if NCCL refuses the path.
+    pub(super) fn operation(
         &self,
         options: &Options,
         comm: &Comm,
@@ -173,6 +187,7 @@ impl NcclPath {
         let Ok(OpenPath { communicator, input, output }) = &self.state else { return None };
         let Options { goal, dtype, in_place, .. } = options;
         let (collective, rank) = (goal.collective, comm.rank());
+
         let bytes: u64 = block_bytes.iter().sum();
         let (output_blocks, own) = if collective.has_output_block_per_provider() {
             (vec![bytes; comm.ranks()], rank.index() as u64 * bytes)
@@ -181,11 +196,14 @@ impl NcclPath {
         } else {
             (vec![bytes; usize::from(collective.is_receiver(rank))], 0)
         };
+
         // NCCL counts the elements of one block, which in a reduce-scatter is the output.
         let is_scattered = collective.has_input_block_per_receiver();
         let count = if is_scattered { block_bytes[rank.index()] } else { bytes };
+
         let output = output.address();
         let input = if *in_place { output + own } else { input.address() };
+
         let operation = NcclOperation {
             name: self.name,
             communicator: Rc::clone(communicator),
@@ -238,8 +256,8 @@ impl Implementation for NcclOperation {
         // A rank without an output still names memory.
         let output = output.first().map_or(*input, |block| block.address);
         let (memory, elements) = ((*input, output), (*count, *dtype));
-        // SAFETY: the memory fits the largest size and outlives the communicator; the stream belongs to
-        // the same GPU.
+        // SAFETY: the memory fits the largest size and outlives the communicator; the stream
+        // belongs to the same GPU.
         unsafe { communicator.start(*collective, memory, elements, stream) }
     }
 

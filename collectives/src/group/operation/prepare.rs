@@ -375,7 +375,7 @@ impl Preparation {
         for (lane, engine) in self.lanes.iter_mut().zip(&mut self.engines) {
             let slice_ops_max = if spec.traced { 1 } else { lane.caps.slice_ops_max };
             lane.has_streams = engine.streams().is_some();
-            let view = buffers.of(lane.tier).expect("every lane has buffers on its tier");
+            let view = buffers.on_tier(lane.tier).expect("every lane has buffers on its tier");
             if lane.program.adds() {
                 let reducer = engine.prepare_reduce();
                 let reducer = reducer.map_err(|e| Error::of_fabric("prepare additions", e))?;
