@@ -57,7 +57,9 @@ fn a_rank_may_be_slow_in_every_phase() {
             let topology = Topology::of_nodes(&(0..ranks as u32).collect::<Vec<_>>()).unwrap();
             let networks = drawn.networks.map(|_| vec![Engine::plain(); ranks]);
             let barrier_every = None;
-            run(&Scenario { ranks, engines, slow, barrier_every, topology, networks, ..drawn });
+            let scenario =
+                Scenario { ranks, engines, slow, barrier_every, topology, networks, ..drawn };
+            run(&scenario.with_fitting_algorithm());
         }
     }
 }
@@ -81,14 +83,9 @@ fn blocks_around_the_streaming_threshold_arrive_whole() {
                 starts,
                 ..Scenario::draw(0)
             };
-            run(&Scenario {
-                chunks: 1,
-                groups,
-                operations,
-                own_memory: false,
-                slow: None,
-                ..drawn
-            });
+            let scenario =
+                Scenario { chunks: 1, groups, operations, own_memory: false, slow: None, ..drawn };
+            run(&scenario.with_fitting_algorithm());
         }
     }
 }

@@ -124,6 +124,22 @@ pub struct Scenario {
 }
 
 impl Scenario {
+    /// Returns the scenario with an algorithm that fits its topology, which is direct if its own
+    /// does not.
+    #[must_use]
+    pub fn with_fitting_algorithm(self) -> Self {
+        match self.fitting().contains(&self.algorithm) {
+            true => self,
+            false => Self { algorithm: Algorithm::Direct, ..self },
+        }
+    }
+
+    /// Returns the algorithms that fit the topology.
+    fn fitting(&self) -> Vec<Algorithm> {
+        let shape = Shape { tiers: self.networks.is_some(), ..Shape::default() };
+        schedule::fitting(&self.topology, shape).collect()
+    }
+
     /// Draws the scenario of `seed`.
     ///
     /// The seeds below `RANKS.len() * BLOCK_BYTES.len()` cover every number of ranks with every
@@ -171,9 +187,7 @@ impl Scenario {
             scenario.topology = nodes(&mut random, ranks);
             scenario.networks = random.bool().then(|| engines(&mut random));
         }
-        let shape = Shape { tiers: scenario.networks.is_some(), ..Shape::default() };
-        let fitting: Vec<Algorithm> = schedule::fitting(&scenario.topology, shape).collect();
-        scenario.algorithm = *random.choice(&fitting).expect("there are some");
+        scenario.algorithm = random.choice(scenario.fitting()).expect("there are some");
         scenario
     }
 
