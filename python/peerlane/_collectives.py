@@ -153,7 +153,9 @@ class Collectives:
         if source is not None and target is not None and source.type is not target.type and source.type != target.type:
             raise InvalidArgument(f"output has elements of {target.type.name}, expected {source.type.name} as in the input")
         if goal.is_reduction and not source.type.is_reduced:
-            raise InvalidArgument(f"input has elements of {source.type.name}, which can be moved but not reduced; expected an integer, f16, bf16, f32 or f64")
+            raise InvalidArgument(
+                f"input has elements of {source.type.name}, which can be moved but not reduced; expected an integer, f16, bf16, f32 or f64"
+            )
         return source, target
 
     def _view(self, name: str, array: Any) -> View:

@@ -41,7 +41,10 @@ def bad_arguments(group):
         group.all_to_all(numpy.zeros(3), numpy.zeros(3), splits=([1, 1], [2, 1]))
     with pytest.raises(peerlane.InvalidArgument, match='reduction is "product", expected one of sum'):
         group.all_reduce(good, reduction="product")
-    with pytest.raises(peerlane.InvalidArgument, match="elements of complex64, which can be moved but not reduced; expected an integer, f16, bf16, f32 or f64"):
+    with pytest.raises(
+        peerlane.InvalidArgument,
+        match="elements of complex64, which can be moved but not reduced; expected an integer, f16, bf16, f32 or f64",
+    ):
         group.all_reduce(numpy.zeros(2, "complex64"))
     with pytest.raises(peerlane.InvalidArgument, match="elements of complex128, which can be moved but not reduced"):
         group.all_reduce(numpy.zeros(2, "complex128"))
