@@ -133,10 +133,10 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
     if let Some(chunks) = chunks.filter(|chunks| !(1..=CHUNKS_MAX).contains(chunks)) {
         return Err(invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}")));
     }
-    if let Some(algorithm) = algorithm {
-        check_fits(algorithm, topology, shape)?;
+    match algorithm {
+        Some(algorithm) => check_fits(algorithm, topology, shape)?,
+        None => shape.collective.check(topology.ranks(), shape.in_place).map_err(invalid)?,
     }
-    shape.collective.check(topology.ranks(), shape.in_place).map_err(invalid)?;
 
     let tolerance = Tolerance::new(question.measured, links);
     let sums = ClusterSums::new(topology, shape.collective, block_bytes);

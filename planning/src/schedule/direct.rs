@@ -22,7 +22,7 @@ use super::steps::{
     PeerLane, arrived, cells, contributed, peer_lanes, put, ready, reduce, self_copy, signal, wait,
     writable,
 };
-use super::{PlanRequest, Schedule, Shape, fits_all, schedule};
+use super::{PlanRequest, Schedule, Shape, schedule};
 use crate::collective::Collective;
 use crate::plan::{Algorithm, Cell, Flag, FlagOrder, Lane, LaneId, Source, Step, Tier};
 use crate::units::{bytes, rate};
@@ -30,7 +30,7 @@ use crate::units::{bytes, rate};
 pub(super) const DIRECT: Schedule = Schedule {
     algorithm: Algorithm::Direct,
     suits: |_| true,
-    fits: fits_all,
+    fits: |_, _| Ok(()),
     lanes: direct_lanes,
     redundant: |_| None,
     forwards: |_| false,
@@ -45,7 +45,7 @@ pub(super) const DIRECT: Schedule = Schedule {
 pub(super) const PULL: Schedule = Schedule {
     algorithm: Algorithm::Pull,
     suits: |collective| !collective.is_reduction(),
-    fits: fits_all,
+    fits: |_, _| Ok(()),
     lanes: pull_lanes,
     redundant: |_| None,
     forwards: |_| false,
@@ -367,10 +367,11 @@ fn copy_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     let mates = if request.has_network() { node_ranks - 1 } else { sums.ranks - 1 };
     let others = sums.ranks - 1 - mates;
     let among = if others == 0 { sums.total_bytes } else { sums.node_bytes(node_ranks) };
-    let near = LaneTime::new(request, [&local, &own], mates, among);
-    let mut far = LaneTime::new(request, [&network, &own], others, sums.total_bytes);
     // Lane 0 makes the self copy, which can hide a part of its wait for `ready`.
-    far.ready = request.ready(&network, others, None);
+    let ready_near = request.ready(&local, mates, Some(&own));
+    let ready_far = request.ready(&network, others, None);
+    let near = LaneTime::new(request, [&local, &own], ready_near, mates, among);
+    let mut far = LaneTime::new(request, [&network, &own], ready_far, others, sums.total_bytes);
     if others > 0 {
         // The lane starts on a flag from lane 0, and ends with one to it.
         far.ready = far.ready.saturating_add(own.hop);
@@ -451,10 +452,12 @@ impl LaneTime {
     /// Predicts the times of a lane with `peers` peers.
     ///
     /// `among` is the total bytes of the blocks that can move in the lane, and `own` is the link of
-    /// a rank to itself, which has the time of its waits.
+    /// a rank to itself, which has the time of its waits. `ready` is the time until the first peer
+    /// is ready.
     fn new(
         request: &CostRequest<'_>,
         [link, own]: [&EffectiveLink; 2],
+        ready: u64,
         peers: u64,
         among: u64,
     ) -> Self {
@@ -478,8 +481,7 @@ impl LaneTime {
         let flags = |blocks: u64| if pull { blocks } else { blocks.saturating_mul(chunks) };
         let signals = request.flags(link, flags(copied_blocks));
         let waits = request.flags(own, flags(other_blocks));
-        // Only the first of the waits for `ready` counts there.
-        let ready = request.ready(link, peers, Some(own));
+        // `ready` counts only the first of the waits for that flag.
         let ready_waits = if ready > 0 { request.flags(own, copied_blocks) } else { 0 };
         let all_flags = sum([ready_waits, signals, waits]);
 

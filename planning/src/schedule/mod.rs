@@ -138,11 +138,6 @@ const SCHEDULES: [Schedule; 7] = [
     doubling::RECURSIVE_DOUBLING,
 ];
 
-/// Fits every topology.
-fn fits_all(_: &Topology, _: Shape) -> Result<(), &'static str> {
-    Ok(())
-}
-
 /// Returns the [`Schedule`] of `algorithm`, which holds its functions and properties.
 #[doc(hidden)]
 pub fn schedule(algorithm: Algorithm) -> &'static Schedule {

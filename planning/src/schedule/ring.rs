@@ -26,7 +26,7 @@ use peerlane_hal::Rank;
 
 use super::estimate::{ClusterSums, CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{after, arrived, put, signal, wait, writable};
-use super::{PlanRequest, Schedule, fits_all};
+use super::{PlanRequest, Schedule};
 use crate::collective::Collective;
 use crate::links::transfer_picoseconds;
 use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId, Source, Step, Tier};
@@ -35,7 +35,7 @@ use crate::units::{bytes, rate, time};
 pub(super) const RING: Schedule = Schedule {
     algorithm: Algorithm::Ring,
     suits: |collective| collective.all_ranks_get_the_same() && !collective.is_reduction(),
-    fits: fits_all,
+    fits: |_, _| Ok(()),
     lanes: ring_lanes,
     redundant,
     forwards,
@@ -50,7 +50,7 @@ pub(super) const RING: Schedule = Schedule {
 pub(super) const DOUBLE_RING: Schedule = Schedule {
     algorithm: Algorithm::DoubleRing,
     suits: |collective| collective == Collective::AllGather,
-    fits: fits_all,
+    fits: |_, _| Ok(()),
     lanes: double_ring_lanes,
     redundant,
     forwards,
@@ -475,16 +475,12 @@ impl HopLinks {
 
         // Both directions of a rank use the same link, unless one of them leaves the node: their
         // puts begin together, and share the rate.
-        let share_local = !request.has_network() || node_ranks > 2;
-        let share_network = node_ranks == 1;
-        let shared = |link: EffectiveLink, is_shared| match is_shared {
-            true => link.shared_by(ways),
-            false => link,
-        };
+        let local_ways = if !request.has_network() || node_ranks > 2 { ways } else { 1 };
+        let network_ways = if node_ranks == 1 { ways } else { 1 };
         Self {
             inside: !request.has_network() || node_ranks > 1,
-            local: shared(local, share_local),
-            network: shared(network, share_network),
+            local: local.shared_by(local_ways),
+            network: network.shared_by(network_ways),
         }
     }
 

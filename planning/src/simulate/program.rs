@@ -238,20 +238,19 @@ impl<'a> Compiler<'a> {
     /// An engine makes one copy of puts to one peer that follow each other, if their bytes are
     /// neighbors in the source and in the destination.
     fn join(&mut self, rank: Rank, number: u32, step: Step, packed: ModelStep) -> ModelStep {
-        let (Step::Put { peer, cell, from }, ModelStep::Put { peer: target, passed_on, .. }) =
+        let (Step::Put { peer, cell, from }, ModelStep::Put { peer: target, bytes, passed_on }) =
             (step, packed)
         else {
             self.run = None;
             return packed;
         };
-        let before = self.run.take();
-        let Some(span) = self.single_span(rank, peer, step, (cell, from)) else { return packed };
-
         // A put of no bytes separates nothing.
-        if span.bytes == 0 {
-            self.run = before;
+        if bytes == 0 {
             return packed;
         }
+
+        let before = self.run.take();
+        let Some(span) = self.single_span(rank, peer, step, (cell, from)) else { return packed };
 
         if let Some(run) = before.filter(|run| (run.peer, run.from) == (peer, from))
             && let Some(span) = run.span.joined(span).filter(|span| span.bytes <= OPERAND_MAX)
@@ -293,10 +292,6 @@ impl<'a> Compiler<'a> {
             return None;
         }
 
-        if self.layout.cell(cell, peer).bytes == 0 {
-            let [src, dst] = [position(0); 2];
-            return Some(Span { src, dst, bytes: 0, rows: Rows::ONE });
-        }
         let mut spans = self.layout.spans(cell, (rank, source), peer);
         let span = spans.next()?;
         spans.next().is_none().then_some(span)

@@ -202,15 +202,20 @@ pub(super) fn check_additions(
             let end = sums.partition_point(|sum| of_rank_and_cell(sum).is_le());
             let of_cell = &sums[first..end];
 
-            // The check of the plan set has refused contributions that the collective does not
-            // state, so these are all there are if none is missing or twice there.
-            check_once(of_cell, location)?;
-            let order = set.collective.additions(rank, set.ranks, set.in_place);
             last_additions.extend(of_cell.last());
-            if of_cell.iter().map(|sum| sum.from).eq(order.clone()) {
+
+            // Additions are sorted by lane first, so they are in one lane if the first and the last
+            // one are.
+            let lane = |sum: Option<&Addition>| sum.map(|sum| sum.step.0);
+            let is_in_one_lane = lane(of_cell.first()) == lane(of_cell.last());
+            let order = set.collective.additions(rank, set.ranks, set.in_place);
+            if is_in_one_lane && of_cell.iter().map(|sum| sum.from).eq(order.clone()) {
                 continue;
             }
 
+            // The check of the plan set has refused contributions that the collective does not
+            // state, so these are all there are if none is missing or twice there.
+            check_once(of_cell, location)?;
             for (position, from) in order.enumerate() {
                 let Some(index) = of_cell.iter().position(|sum| sum.from == from) else {
                     return Err(Fault::NeverReduced { rank, cell, from });

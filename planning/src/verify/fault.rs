@@ -215,7 +215,7 @@ pub enum Fault {
         "{location}: the addition is out of order, expected that of the contribution of rank {expected}"
     )]
     ReducedOutOfOrder {
-        /// The location of the addition that comes too early.
+        /// The location of the addition at the place of the expected one.
         location: Location,
         /// The rank whose contribution is added at this place.
         expected: Rank,
