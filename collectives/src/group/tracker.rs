@@ -174,6 +174,7 @@ impl StartTracker {
     ) -> Self {
         let compared = part.as_ref().map(|part| compared(&waits, part)).unwrap_or_default();
         let span = Mutex::new(FlagSpan::of(&compared));
+
         Self {
             compared,
             span,
@@ -468,6 +469,7 @@ impl StartTracker {
             );
             return self.record(Cause::Timeout, Some(*first), "replay", &text);
         }
+
         let Some((wait, seen)) = self.missing() else {
             let before = if self.is_on_stream() { " or earlier work on its stream" } else { "" };
             let text = format!("rank {rank} did not complete its copies{before}");
@@ -478,6 +480,7 @@ impl StartTracker {
                 &format!("within {timeout:?}: {text}"),
             );
         };
+
         let (flag, writer) = (wait.flag, self.writers.find_writer(wait.flag));
         let seen =
             seen.zip(self.views.on_tier(wait.tier)).map(|(value, view)| view.epoch_of_value(value));
@@ -486,6 +489,7 @@ impl StartTracker {
             Some(0) => ", which has never signaled it".to_owned(),
             Some(start) => format!(", which last signaled it in start {start}"),
         };
+
         let text = format!(
             "within {timeout:?}: rank {rank} waited for the flag \"{flag}\" from rank {writer}{last}"
         );

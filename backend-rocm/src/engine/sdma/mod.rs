@@ -165,6 +165,7 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
                 #[cfg(not(peerlane_workspace))]
                 _ => return Err(Fault::refused_op(op)),
             };
+
             let command = command.map(|command| PeerCommand { peer: peer.index(), command });
             self.commands.extend(command);
         }

@@ -131,9 +131,11 @@ impl Bench for GpuBench {
             captured: setup.options.graph,
             self_copy: self_copy_name(&setup.options.self_copy).to_owned(),
         });
+
         let Some(baselines) = &self.baselines else { return };
         let mut timed = others.iter();
         let ours = own.statistics.median;
+
         let baseline = |path: &NcclPath| match path.refusal() {
             Some(why) => Baseline::missing(path.name, why),
             None => timed.next().map_or_else(
@@ -146,6 +148,7 @@ impl Bench for GpuBench {
                 },
             ),
         };
+
         row.baselines = baselines.paths.iter().map(baseline).collect();
         row.baselines_version = Some(baselines.version.clone());
     }

@@ -233,6 +233,7 @@ impl Preparation {
     fn new(group: &mut Group, spec: OperationSpec) -> Result<Self, Error> {
         let (mut operation, engines) = planned(group, spec)?;
         let mut shorter = Vec::new();
+
         for range in operation.shorter((&group.setup.links, group.setup.links_measured))? {
             let (algorithm, chunks) = (Some(range.algorithm), Some(range.chunks));
             let method = Method { algorithm, chunks, ..operation.spec.method.clone() };
@@ -245,6 +246,7 @@ impl Preparation {
                 shorter.push((range, plan, engines));
             }
         }
+
         let memory = Memory::new(&mut operation, group.fabrics())?;
         let refusal = group.setup.refusal.clone();
         let shorter = shorter.into_iter().map(|(range, mut plan, engines)| {
@@ -279,6 +281,7 @@ impl Preparation {
     fn fields(&self, mut offer: Offer, prefix: &str) -> Offer {
         let OperationPlan { spec, plan, request, requirements, topology, digest_bits, .. } =
             &self.operation;
+
         let mut add = |name: &str, value: String| {
             offer = std::mem::take(&mut offer).field(&format!("{prefix}{name}"), value);
         };
@@ -290,6 +293,7 @@ impl Preparation {
         if plan.collective.is_reduction() {
             add("operator", spec.operator.to_string());
         }
+
         add("algorithm", plan.algorithm.to_string());
         add("chunks", plan.chunks.to_string());
         add("in_place", plan.in_place.to_string());
@@ -304,6 +308,7 @@ impl Preparation {
             let begin = spec.source.as_ref().map_or(0, |(_, begin)| *begin);
             add("begin of the input in the window", begin.to_string());
         }
+
         for (PlanRange { bytes_max, algorithm, chunks }, _) in &self.shorter {
             add(&format!("plan up to {bytes_max} bytes"), format!("{algorithm}, {chunks} chunks"));
         }
@@ -426,26 +431,31 @@ impl Preparation {
         let allocation = Arc::new(Mutex::new(self.memory.take_allocation()));
         let shorter = std::mem::take(&mut self.shorter);
         let (prepared, local, operation) = self.executor(group, &name, &allocation);
+
         let OperationPlan { request, layout, plan, spec, rank, .. } = operation;
         let mut trackers = vec![Arc::clone(prepared.tracker())];
         let from = if plan.in_place { Source::Output } else { Source::Input };
         let mut plans = vec![StartPlan { bytes_max: u64::MAX, plan, prepared: None }];
+
         for (PlanRange { bytes_max, .. }, shorter) in shorter {
             let (prepared, _, operation) = shorter.executor(group, &name, &allocation);
             trackers.push(Arc::clone(prepared.tracker()));
             plans.push(StartPlan { bytes_max, plan: operation.plan, prepared: Some(prepared) });
         }
+
         let windows =
             [BufferId::INPUT, BufferId::OUTPUT].map(|buffer| request.window(buffer).cloned());
         let bytes = windows.each_ref().map(|window| window.as_ref().map(|window| window.bytes()));
         let resizing = spec
             .resizable
             .then(|| Resizing::new(spec.dtype, plans, (&layout, rank), bytes, &prepared));
+
         let uses = (!request.extents.is_empty()).then(|| {
             let activity =
                 move || trackers.iter().map(|tracker| tracker.activity()).max().unwrap_or_default();
             group.users.add_operation(name, request.extents.clone(), spec.resizable, activity)
         });
+
         State {
             prepared,
             view: local,
@@ -470,6 +480,7 @@ impl Preparation {
     ) -> (Prepared, Arc<OperationBuffers>, OperationPlan) {
         let Self { operation, engines, lanes, buffers, .. } = self;
         let spec = &operation.spec;
+
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
         let buffers = buffers.expect("the plan is bound before it is finished");
         let lanes = lanes.into_iter().zip(engines).map(|(lane, engine)| {
@@ -493,6 +504,7 @@ impl Preparation {
         });
         let lanes = lanes.collect();
         let local = Arc::clone(&buffers.local);
+
         let layout = &operation.layout;
         let moves_data =
             spec.resizable || Rank::all(layout.ranks()).any(|rank| layout.input_bytes(rank) > 0);
@@ -506,9 +518,11 @@ impl Preparation {
             spec.resizable.then(|| PartCell::new(operation.pairs())),
         );
         let tracker = if moves_data { tracker } else { tracker.without_data() };
+
         let OperationSpec { capturable, strict, traced, .. } = *spec;
         // Lengths of pairs come from the caller's data and not from its code, so ranks disagree easily.
         let checks_starts = spec.checks_starts || operation.pairs().is_some();
+
         // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; ports keep
         // the regions; `verify` has passed the plans. The caller of `OperationBuilder::capturable` keeps the operation longer than
         // the replays of its graphs.
@@ -538,6 +552,7 @@ fn planned(
         tiers: network.is_some(),
         proofs,
     };
+
     let mut engines = Vec::new();
     let mut of_network = None;
     let operation = OperationPlan::new(spec, &mut info, |requirements| {
@@ -585,6 +600,7 @@ fn compute_bytes(
 /// Checks that the engine can make the copies of a lane.
 fn check_alignment(lane: &BoundLane) -> Result<(), Error> {
     let Caps { put_align_bytes: align, kind, .. } = lane.caps;
+
     let is_odd = |step: &&BoundStep| match **step {
         BoundStep::Put { dst, src, bytes, .. } | BoundStep::Get { dst, src, bytes, .. } => {
             [dst.offset, src.offset, bytes].iter().any(|number| !number.is_multiple_of(align))
@@ -592,6 +608,7 @@ fn check_alignment(lane: &BoundLane) -> Result<(), Error> {
         _ => false,
     };
     let Some(odd) = lane.program.steps.iter().find(is_odd) else { return Ok(()) };
+
     let text = format!(
         "the operation has a copy of {} bytes, but {kind} engines copy multiples of {align} bytes from and to multiples of \
          {align} (put_align_bytes); use blocks and places that are multiples of {align} bytes",
@@ -609,6 +626,7 @@ fn check_adder(
 ) -> Result<(), Error> {
     let name = spec.collective.with_article();
     let unavailable = |text| Err(Error::new(ErrorKind::Unavailable, text));
+
     if let Some(Reducer { sources_max, .. }) = reducer {
         if ranks > sources_max {
             let text =
@@ -617,12 +635,14 @@ fn check_adder(
         }
         return Ok(());
     }
+
     let on_device = |buffer: &&RankRegions| buffer.memory().0.space() == Space::Device;
     if buffers.data_buffers().find(on_device).is_some() {
         return unavailable(format!(
             "{name} adds in device memory, but {kind} engines of this fabric do not add; use memory of the host"
         ));
     }
+
     if spec.capturable {
         let text = format!("capturable is set, expected it off, because a thread adds in {name}");
         return Err(Error::new(ErrorKind::InvalidArgument, text));

@@ -112,6 +112,7 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
     let mut totals = SliceTotals::default();
     steps.clear();
     sources.clear();
+
     for op in ops {
         match *op {
             Op::Put { dst, src, bytes } => {
@@ -152,17 +153,20 @@ pub(super) fn resolve<L: EngineRegion, R: PeerRegion>(
             Op::Reduce { bytes: 0, .. } => {}
             Op::Reduce { dst, srcs, bytes, reduction } => {
                 totals.reduces = true;
+
                 let first = sources.len();
                 sources.extend(srcs.iter().map(|src| src.region.address_at(src.offset)));
                 let dst = dst.region.address_at(dst.offset);
                 let places = sources[first..].iter().copied().chain([dst, bytes]);
                 check_elements(places, reduction)?;
+
                 steps.push(Step::Reduce { dst, srcs: (first, srcs.len()), bytes, reduction });
             }
             #[cfg(not(peerlane_workspace))]
             _ => return Err(Fault::refused_op(op)),
         }
     }
+
     Ok(totals)
 }
 
