@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use crate::bound::{BoundRegions, TypedRegions};
+use crate::command::{Commands, Regions, StartValues};
 use crate::deadline::Deadline;
 use crate::engine::{At, Caps, CopyEngine, Flag, Op, Reducer, StreamOrdered, Ticket};
 use crate::error::{Error, ErrorKind};
@@ -89,7 +91,7 @@ fn wrong_type<T>(kind: ErrorKind, what: &str, expected: BackendId) -> Result<T, 
 
 /// A type-erased imported region of any backend. Clones share the import, which ends with the last of them.
 #[derive(Clone)]
-pub struct DynImport(Arc<dyn Any + Send + Sync>);
+pub struct DynImport(pub(crate) Arc<dyn Any + Send + Sync>);
 
 impl fmt::Debug for DynImport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -397,6 +399,44 @@ impl DynEngine {
         }
         self.0.as_any_mut().downcast_mut()
     }
+
+    /// Binds the regions that commands name, so that [`submit_commands`](Self::submit_commands) need not find out their types.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a region belongs to another backend.
+    pub fn bind(&self, regions: &Regions) -> Result<BoundRegions, DynError> {
+        self.0.bind(regions)
+    }
+
+    /// Submits commands as [`submit`](CopyEngine::submit) does with the ops that they describe in a start.
+    ///
+    /// # Errors
+    /// As [`submit`](CopyEngine::submit); [`InvalidArgument`](ErrorKind::InvalidArgument) if a command names a region that is not
+    /// bound, or `regions` were bound to an engine of another backend. Nothing of the slice is taken then.
+    ///
+    /// # Safety
+    /// As [`submit`](CopyEngine::submit). The regions live until they are no longer used, even if `regions` are dropped before.
+    pub unsafe fn submit_commands(
+        &mut self,
+        regions: &BoundRegions,
+        commands: Commands<'_>,
+        start: &StartValues<'_>,
+    ) -> Result<Ticket, DynError> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.0.submit_commands(regions, commands, start) }
+    }
+
+    /// Returns how many bytes of commands the device's compute units would copy, as
+    /// [`compute_bytes`](CopyEngine::compute_bytes), or 0 if they cannot be submitted.
+    pub fn compute_bytes_of(
+        &mut self,
+        regions: &BoundRegions,
+        commands: Commands<'_>,
+        start: &StartValues<'_>,
+        captured: bool,
+    ) -> u64 {
+        self.0.compute_bytes_of(regions, commands, start, captured)
+    }
 }
 
 impl fmt::Debug for DynEngine {
@@ -465,6 +505,20 @@ trait ErasedEngine: Send {
     fn release(&mut self) -> Result<(), DynError>;
     fn compute_bytes(&mut self, ops: &[Op<'_, DynRegion, DynImport>], captured: bool) -> u64;
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = DynError>>;
+    fn bind(&self, regions: &Regions) -> Result<BoundRegions, DynError>;
+    unsafe fn submit_commands(
+        &mut self,
+        regions: &BoundRegions,
+        commands: Commands<'_>,
+        start: &StartValues<'_>,
+    ) -> Result<Ticket, DynError>;
+    fn compute_bytes_of(
+        &mut self,
+        regions: &BoundRegions,
+        commands: Commands<'_>,
+        start: &StartValues<'_>,
+        captured: bool,
+    ) -> u64;
 }
 
 type Ops<'a, E> = Vec<Op<'a, <E as CopyEngine>::Local, <E as CopyEngine>::Remote>>;
@@ -475,6 +529,23 @@ struct TypedEngine<E: CopyEngine> {
     /// Both vectors are empty between calls, so that only their allocations are reused.
     ops: Ops<'static, E>,
     sources: Vec<At<'static, E::Local>>,
+}
+
+impl<E: CopyEngine> TypedEngine<E>
+where
+    E::Local: Region,
+    E::Remote: Send + Sync,
+{
+    fn typed_regions<'r>(
+        &self,
+        regions: &'r BoundRegions,
+    ) -> Result<&'r TypedRegions<E::Local, E::Remote>, DynError> {
+        let typed = regions.0.downcast_ref();
+        typed.map_or_else(
+            || wrong_type(ErrorKind::InvalidArgument, "bound region", self.backend),
+            Ok,
+        )
+    }
 }
 
 impl<E: CopyEngine> ErasedEngine for TypedEngine<E>
@@ -538,6 +609,46 @@ where
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = DynError>> {
         // The borrow of a typed result would last as long as `self`.
         if self.engine.streams().is_none() { None } else { Some(self) }
+    }
+
+    fn bind(&self, regions: &Regions) -> Result<BoundRegions, DynError> {
+        match TypedRegions::<E::Local, E::Remote>::new(regions) {
+            Some(typed) => Ok(BoundRegions(Box::new(typed))),
+            None => wrong_type(ErrorKind::InvalidArgument, "region of a command", self.backend),
+        }
+    }
+
+    unsafe fn submit_commands(
+        &mut self,
+        regions: &BoundRegions,
+        commands: Commands<'_>,
+        start: &StartValues<'_>,
+    ) -> Result<Ticket, DynError> {
+        let regions = self.typed_regions(regions)?;
+        let mut sources = recycle(std::mem::take(&mut self.sources));
+        let mut typed: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
+
+        let ops = regions.ops(commands, start, &mut sources, &mut typed);
+        // SAFETY: the caller upholds the same contract.
+        let submitted = ops.map(|()| unsafe { self.engine.submit(&typed) });
+
+        self.ops = recycle(typed);
+        self.sources = recycle(sources);
+        submitted.map_err(DynError::new)?.map_err(DynError::new)
+    }
+
+    fn compute_bytes_of(
+        &mut self,
+        regions: &BoundRegions,
+        commands: Commands<'_>,
+        start: &StartValues<'_>,
+        captured: bool,
+    ) -> u64 {
+        // `submit_commands` refuses what cannot be submitted.
+        let (mut sources, mut typed) = (Vec::new(), Vec::new());
+        let Ok(regions) = self.typed_regions(regions) else { return 0 };
+        let ops = regions.ops(commands, start, &mut sources, &mut typed).map(|()| typed);
+        ops.map_or(0, |ops| self.engine.compute_bytes(&ops, captured))
     }
 }
 

@@ -20,8 +20,10 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("Peerlane runs on Linux only");
 
+mod bound;
 #[doc(hidden)]
 pub mod collective_error;
+mod command;
 mod deadline;
 mod dynamic;
 mod element;
@@ -34,6 +36,10 @@ mod rank;
 mod reduction;
 pub mod wire;
 
+pub use bound::BoundRegions;
+pub use command::{
+    Command, Commands, Direction, FlagValues, RegionFlag, RegionOffset, Regions, StartValues,
+};
 pub use deadline::Deadline;
 pub use dynamic::{DynEngine, DynError, DynFabric, DynImport, DynKey};
 pub use element::{DType, ElementKind, UnknownName};

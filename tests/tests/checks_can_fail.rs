@@ -217,6 +217,12 @@ const ENGINES: &[(Fault, &str, &str)] = &[
         "rows_that_leave_their_region_or_overlap_are_refused",
         "a destination whose last row is outside: submit returned ticket",
     ),
+    (Fault::PlacesAreKept, "a_command_runs_like_its_op", "the bytes of start 2"),
+    (
+        Fault::EmptySlicesHaveNoTicket,
+        "a_command_that_names_no_bound_region_is_refused",
+        "a slice was refused, but it took ticket",
+    ),
 ];
 
 /// Faults of engines that random programs of messages must find.

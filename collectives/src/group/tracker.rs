@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Deadline, Rank};
+use peerlane_hal::{Deadline, Rank, RegionFlag};
 
 use crate::bootstrap::{AbortRecord, Cause};
 use crate::group::control::SizedStart;
@@ -13,7 +13,7 @@ use crate::group::event::Event;
 use crate::group::operation::{PeerLens, StartPart};
 use crate::group::order::{Call, Patience};
 use crate::plan::Tier;
-use crate::run::buffers::{FlagAddress, FlagState, OperationBuffers, Start, TierBuffers};
+use crate::run::buffers::{CROSS_TIER_FLAGS, FlagState, OperationBuffers, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
 /// What an operation does with its memory, the most restrictive last.
@@ -94,13 +94,13 @@ const FLAG_SPAN_WORDS_MAX: u64 = 4096;
 
 /// Adjacent flags of the local fabric, which the host reads from the device by one copy.
 struct FlagSpan {
-    first: Option<FlagAddress>,
+    first: Option<RegionFlag>,
     values: Box<[[u8; 8]]>,
 }
 
 impl FlagSpan {
     fn of(compared: &[AwaitedFlag]) -> Self {
-        let addresses = compared.iter().filter(|wait| Self::takes(wait)).map(|wait| wait.address);
+        let addresses = compared.iter().filter(|wait| Self::takes(wait)).map(|wait| wait.place);
         let first = addresses.clone().min_by_key(|address| address.word);
         let last = addresses.map(|address| address.word).max();
         let words = first.zip(last).map_or(0, |(first, last)| last - first.word + 1);
@@ -111,7 +111,7 @@ impl FlagSpan {
     }
 
     fn takes(wait: &AwaitedFlag) -> bool {
-        wait.tier == Tier::Local && !wait.address.crosses_tiers && wait.address.lag == 0
+        wait.tier == Tier::Local && wait.place.region != CROSS_TIER_FLAGS && wait.place.lag == 0
     }
 
     fn contains(&self, wait: &AwaitedFlag) -> bool {
@@ -124,7 +124,7 @@ impl FlagSpan {
 
     fn value(&self, wait: &AwaitedFlag) -> u64 {
         let first = self.first.map_or(0, |first| first.word);
-        u64::from_ne_bytes(self.values[(wait.address.word - first) as usize])
+        u64::from_ne_bytes(self.values[(wait.place.word - first) as usize])
     }
 }
 
@@ -429,16 +429,16 @@ impl StartTracker {
         self.waits.iter().filter_map(move |wait| {
             let start = start?;
             let view = self.views.on_tier(wait.tier)?;
-            let value = if is_stuck { None } else { view.flag_value(wait.address, start) };
+            let value = if is_stuck { None } else { view.flag_value(wait.place, start) };
             is_stuck |= value.is_none();
-            let expected = view.flag_value_in(wait.address.signalled_in(start));
+            let expected = view.flag_value_in(start.before(wait.place.lag));
             value.is_none_or(|value| value < expected).then_some((*wait, value))
         })
     }
 
     fn other_output(&self, wait: &AwaitedFlag) -> Option<u64> {
         let view = self.views.on_tier(wait.tier)?;
-        let value = view.flag_value(wait.address, Start::Eager(self.epoch() + 1))?;
+        let value = view.flag_value(wait.place, Start::Eager(self.epoch() + 1))?;
         Some(view.epoch_of_value(value))
     }
 
@@ -577,7 +577,7 @@ impl StartTracker {
         // A device that has not answered once is not asked again for each flag.
         let mut is_read = None;
         let mut differs = |wait: &&AwaitedFlag| {
-            let (view, address) = (self.views.on_tier(wait.tier)?, wait.address);
+            let (view, address) = (self.views.on_tier(wait.tier)?, wait.place);
             let value = match (view.flag(address, start), &mut span) {
                 (Some(word), _) => word.load(Ordering::Relaxed),
                 (None, None) => return None,
@@ -587,7 +587,7 @@ impl StartTracker {
                 }
                 (None, Some(_)) => view.flag_value(address, start)?,
             };
-            let state = view.flag_state(value, address.signalled_in(start), address.peer);
+            let state = view.flag_state(value, start.before(address.lag), address.peer);
             Some(state == FlagState::Differs)
         };
         let flag = self.compared.iter().find(|wait| differs(wait) == Some(true))?.flag;
@@ -665,8 +665,8 @@ fn compared(waits: &[AwaitedFlag], part: &PartCell) -> Vec<AwaitedFlag> {
         return waits.to_vec();
     }
     let mut last_of: BTreeMap<Rank, AwaitedFlag> = BTreeMap::new();
-    for wait in waits.iter().filter(|wait| wait.address.lag == 0) {
-        last_of.insert(wait.address.peer, *wait);
+    for wait in waits.iter().filter(|wait| wait.place.lag == 0) {
+        last_of.insert(wait.place.peer, *wait);
     }
     last_of.into_values().collect()
 }

@@ -25,7 +25,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use peerlane_hal::{At, DynImport, DynRegion, Flag, Rank, Reduction, Region};
+use peerlane_hal::{
+    At, DynImport, DynRegion, Flag, FlagValues, Rank, Region, RegionFlag, RegionOffset, Regions,
+    StartValues,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::Tier;
@@ -43,9 +46,35 @@ pub(crate) enum BufferId {
     Inbox,
 }
 
+/// The number in commands of the region of the flags between ranks of one fabric.
+pub(crate) const FLAGS: u32 = 0;
+/// The number in commands of the region of the flags between lanes of two fabrics.
+pub(crate) const CROSS_TIER_FLAGS: u32 = 1;
+/// The number in commands of the region of the inbox. Outputs and inputs follow by turns.
+pub(crate) const INBOX: u32 = 2;
+
 impl BufferId {
     pub(crate) const INPUT: Self = Self::Input(0);
     pub(crate) const OUTPUT: Self = Self::Output(0);
+
+    /// Returns the number of the buffer's region in commands.
+    pub(crate) const fn region(self) -> u32 {
+        match self {
+            Self::Inbox => INBOX,
+            Self::Output(number) => INBOX + 1 + 2 * number,
+            Self::Input(number) => INBOX + 2 + 2 * number,
+        }
+    }
+
+    /// Returns the buffer whose region has this number in commands, or `None` for flags.
+    pub(crate) const fn of_region(number: u32) -> Option<Self> {
+        match number {
+            FLAGS | CROSS_TIER_FLAGS => None,
+            INBOX => Some(Self::Inbox),
+            _ if (number - INBOX) % 2 == 1 => Some(Self::Output((number - INBOX) / 2)),
+            _ => Some(Self::Input((number - INBOX) / 2 - 1)),
+        }
+    }
 }
 
 impl fmt::Display for BufferId {
@@ -61,41 +90,19 @@ impl fmt::Display for BufferId {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BufferOffset {
-    pub(crate) buffer: BufferId,
-    pub(crate) offset: u64,
-}
-
-impl BufferOffset {
-    /// Returns whether `next` is the place behind `bytes` bytes at this place.
-    pub(crate) fn is_followed_by(self, bytes: u64, next: Self) -> bool {
-        self.buffer == next.buffer && self.offset.checked_add(bytes) == Some(next.offset)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FlagAddress {
-    pub(crate) crosses_tiers: bool,
-    pub(crate) word: u64,
-    /// The other rank of the pair: the one that is signalled, or the one whose signal is awaited.
-    pub(crate) peer: Rank,
-    /// The number of operation starts between a flag's signal and the wait for it; 0 for a signal.
-    pub(crate) lag: u32,
-}
-
-impl FlagAddress {
-    pub(crate) fn signalled_in(self, start: Start) -> Start {
-        match start {
-            Start::Eager(epoch) => Start::Eager(epoch.saturating_sub(self.lag.into())),
-            Start::Captured => Start::Captured,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     Eager(u64),
     Captured,
+}
+
+impl Start {
+    /// Returns the start in which a flag with this lag, which this start awaits, is signalled.
+    pub(crate) fn before(self, lag: u32) -> Self {
+        match self {
+            Self::Eager(epoch) => Self::Eager(epoch.saturating_sub(lag.into())),
+            Self::Captured => Self::Captured,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,31 +169,31 @@ impl DoubleBuffering {
     }
 
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
-        match start {
-            Start::Eager(epoch) => epoch % self.outputs * self.output_stride_bytes,
-            Start::Captured => 0,
-        }
+        self.set(start) * self.output_stride_bytes
     }
 
-    pub(crate) fn offset(&self, address: BufferOffset, start: Start) -> u64 {
-        match address.buffer {
-            BufferId::Output(_) => self.output_offset(start) + address.offset,
-            BufferId::Input(_) => address.offset,
-            BufferId::Inbox => match start {
-                Start::Eager(epoch) => {
-                    epoch % self.outputs * self.inbox_stride_bytes + address.offset
-                }
-                Start::Captured => address.offset,
-            },
+    /// Returns what the starts that use output number `set` add to the offsets in each region, by
+    /// its number, for an operation with this number of output buffers.
+    fn offsets(&self, set: u64, outputs: usize) -> Box<[u64]> {
+        let last = BufferId::Output(Rank::at(outputs).0).region();
+        let offset = |number| match BufferId::of_region(number) {
+            Some(BufferId::Output(_)) => set * self.output_stride_bytes,
+            Some(BufferId::Inbox) => set * self.inbox_stride_bytes,
+            Some(BufferId::Input(_)) | None => 0,
+        };
+        (0..last).map(offset).collect()
+    }
+
+    /// Returns the number of the output and of the set of flags that a start uses.
+    fn set(&self, start: Start) -> u64 {
+        match start {
+            Start::Eager(epoch) => epoch % self.outputs,
+            Start::Captured => 0,
         }
     }
 
     pub(crate) fn flag_word(&self, word: u64, start: Start) -> u64 {
-        let set = match start {
-            Start::Eager(epoch) => epoch % self.outputs,
-            Start::Captured => 0,
-        };
-        set * self.flag_stride_words + word
+        self.set(start) * self.flag_stride_words + word
     }
 }
 
@@ -277,21 +284,22 @@ impl RankRegions {
         At { region: &part.region, offset: part.offset + offset }
     }
 
-    pub(crate) fn peer_at(&self, rank: Rank, offset: u64) -> At<'_, DynImport> {
-        let part = self.peers[rank.index()].as_ref();
-        let part = part.expect("the regions that steps name have been imported");
-        At { region: &part.region, offset: part.offset + offset }
-    }
-
     /// Returns a flag of this rank. The buffer must begin at an aligned word.
     pub(crate) fn local_flag(&self, word: u64) -> Flag<'_, DynRegion> {
         let At { region, offset } = self.local_at(word * WORD_BYTES);
         Flag { region, word: offset / WORD_BYTES }
     }
 
-    pub(crate) fn peer_flag(&self, rank: Rank, word: u64) -> Flag<'_, DynImport> {
-        let At { region, offset } = self.peer_at(rank, word * WORD_BYTES);
-        Flag { region, word: offset / WORD_BYTES }
+    /// Adds the memory of all ranks to `regions`, with this number in commands.
+    fn add_to_regions(&self, number: u32, regions: &mut Regions) {
+        if let Some(Part { region, offset }) = &self.local {
+            regions.set_local(number, region.clone(), *offset);
+        }
+        for (peer, part) in Rank::all(self.peers.len()).zip(&self.peers) {
+            if let Some(Part { region, offset }) = part {
+                regions.set_remote(number, peer, region.clone(), *offset);
+            }
+        }
     }
 }
 
@@ -384,24 +392,76 @@ pub(crate) struct OperationBuffers {
     pub(crate) epoch_base: u64,
     /// `None` if all starts are alike.
     pub(crate) digest: Option<Digest>,
-    /// `None` unless the operation is a reduction.
-    pub(crate) reduction: Option<Reduction>,
     /// Memory that another fabric allocated must stay registered until all other fields are
     /// dropped.
     pub(crate) _keep: Vec<DynRegion>,
 }
 
 impl OperationBuffers {
-    pub(crate) fn reduction(&self) -> Reduction {
-        self.reduction.expect("an operation whose plan adds is a reduction")
-    }
-
     fn data(&self, buffer: BufferId) -> &RankRegions {
         match buffer {
             BufferId::Input(number) => &self.inputs[number as usize],
             BufferId::Output(number) => &self.outputs[number as usize],
             BufferId::Inbox => &self.inbox,
         }
+    }
+
+    /// Returns the regions that the commands of starts name by number, with the flags of eager or
+    /// of captured starts.
+    pub(crate) fn regions(&self, captured: bool) -> Regions {
+        let mut regions = Regions::default();
+
+        let of_start = |flags: &FlagRegions| match captured {
+            true => flags.captured.clone(),
+            false => Some(flags.eager.clone()),
+        };
+        let flags =
+            [(FLAGS, Some(&self.flags)), (CROSS_TIER_FLAGS, self.cross_tier_flags.as_ref())];
+        for (number, flags) in flags {
+            flags
+                .and_then(of_start)
+                .into_iter()
+                .for_each(|flags| flags.add_to_regions(number, &mut regions));
+        }
+
+        self.inbox.add_to_regions(INBOX, &mut regions);
+        for (number, input) in (0..).zip(&self.inputs) {
+            input.add_to_regions(BufferId::Input(number).region(), &mut regions);
+        }
+        for (number, output) in (0..).zip(&self.outputs) {
+            output.add_to_regions(BufferId::Output(number).region(), &mut regions);
+        }
+        regions
+    }
+
+    /// Returns what starts add to the offsets in each region by its number, for each of the outputs
+    /// that starts use in turn.
+    pub(crate) fn offsets(&self) -> Vec<Box<[u64]>> {
+        let outputs = self.outputs.len();
+        (0..self.buffering.outputs).map(|set| self.buffering.offsets(set, outputs)).collect()
+    }
+
+    /// Returns what a start adds to the numbers of its commands. `offsets` are those of
+    /// [`offsets`](Self::offsets), and `tags` is only used until the values are dropped.
+    pub(crate) fn start_values<'v>(
+        &self,
+        start: Start,
+        offsets: &'v [Box<[u64]>],
+        tags: &'v mut Vec<u64>,
+    ) -> StartValues<'v> {
+        tags.clear();
+        if let (Some(digest), Start::Eager(epoch)) = (&self.digest, start) {
+            let ranks = Rank::all(digest.hashes.len());
+            tags.extend(ranks.map(|rank| digest.signal_bits(epoch, rank)));
+        }
+
+        let flags = [0, 1].map(|lag| {
+            let signalled_in = start.before(lag);
+            let word = self.buffering.flag_word(0, signalled_in);
+            FlagValues { word, value: self.flag_value_in(signalled_in) }
+        });
+        let offsets = &offsets[self.buffering.set(start) as usize];
+        StartValues { offsets, flags, tags, reset: start == Start::Captured }
     }
 
     /// Returns the inputs, the outputs and the inbox that this rank has.
@@ -420,33 +480,20 @@ impl OperationBuffers {
         &self.flags
     }
 
-    pub(crate) fn local(&self, address: BufferOffset, start: Start) -> At<'_, DynRegion> {
-        self.data(address.buffer).local_at(self.buffering.offset(address, start))
+    /// Returns the address of a place in memory of the host, in a start.
+    pub(crate) fn address(&self, place: RegionOffset, offsets: &[u64]) -> *mut u8 {
+        let buffer = BufferId::of_region(place.region).expect("only data is added");
+        let added = offsets.get(place.region as usize).copied().unwrap_or(0);
+        let At { region, offset } = self.data(buffer).local_at(place.offset + added);
+        // The layout places it inside of the region.
+        region.base().as_ptr().wrapping_add(offset as usize)
     }
 
-    pub(crate) fn remote(
-        &self,
-        peer: Rank,
-        address: BufferOffset,
-        start: Start,
-    ) -> At<'_, DynImport> {
-        self.data(address.buffer).peer_at(peer, self.buffering.offset(address, start))
-    }
-
-    pub(crate) fn local_flag(&self, address: FlagAddress, start: Start) -> Flag<'_, DynRegion> {
-        let start = address.signalled_in(start);
-        let word = self.buffering.flag_word(address.word, start);
-        self.flags(address.crosses_tiers).of_start(start).local_flag(word)
-    }
-
-    pub(crate) fn remote_flag(
-        &self,
-        peer: Rank,
-        address: FlagAddress,
-        start: Start,
-    ) -> Flag<'_, DynImport> {
-        let word = self.buffering.flag_word(address.word, start);
-        self.flags(address.crosses_tiers).of_start(start).peer_flag(peer, word)
+    /// Returns a flag of this rank that a start awaits.
+    pub(crate) fn local_flag(&self, flag: RegionFlag, start: Start) -> Flag<'_, DynRegion> {
+        let start = start.before(flag.lag);
+        let word = self.buffering.flag_word(flag.word, start);
+        self.flags(flag.region == CROSS_TIER_FLAGS).of_start(start).local_flag(word)
     }
 
     fn digest_bits(&self) -> u32 {
@@ -511,8 +558,8 @@ impl OperationBuffers {
         self.buffering.output_offset(start)
     }
 
-    pub(crate) fn flag(&self, address: FlagAddress, start: Start) -> Option<&AtomicU64> {
-        let Flag { region, word } = self.local_flag(address, start);
+    pub(crate) fn flag(&self, flag: RegionFlag, start: Start) -> Option<&AtomicU64> {
+        let Flag { region, word } = self.local_flag(flag, start);
         region.flags()?.get(usize::try_from(word).ok()?)
     }
 
@@ -520,7 +567,7 @@ impl OperationBuffers {
     /// directly.
     pub(crate) fn flag_values(
         &self,
-        first: FlagAddress,
+        first: RegionFlag,
         start: Start,
         values: &mut [[u8; 8]],
     ) -> bool {
@@ -529,8 +576,8 @@ impl OperationBuffers {
     }
 
     /// Reads a flag of this rank, which is slow if the host cannot read it directly.
-    pub(crate) fn flag_value(&self, address: FlagAddress, start: Start) -> Option<u64> {
-        let Flag { region, word } = self.local_flag(address, start);
+    pub(crate) fn flag_value(&self, flag: RegionFlag, start: Start) -> Option<u64> {
+        let Flag { region, word } = self.local_flag(flag, start);
         region.flag_value(word)
     }
 }
@@ -542,10 +589,10 @@ pub(crate) struct TierBuffers {
 }
 
 impl TierBuffers {
-    pub(crate) fn on_tier(&self, tier: Tier) -> Option<&OperationBuffers> {
+    pub(crate) fn on_tier(&self, tier: Tier) -> Option<&Arc<OperationBuffers>> {
         match tier {
             Tier::Local => Some(&self.local),
-            Tier::Network => self.network.as_deref(),
+            Tier::Network => self.network.as_ref(),
         }
     }
 }

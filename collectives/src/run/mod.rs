@@ -4,19 +4,19 @@
 //! | --- | --- |
 //! | `executor.rs` | the state of all lanes of a prepared plan |
 //! | `lane.rs` | the state of one lane, and its timed steps |
-//! | `program.rs` | plans bound to offsets and words; the writers of flags |
-//! | `port.rs` | an engine with the buffers of an operation, without types |
+//! | `program.rs` | the commands of a plan; the writers of flags |
+//! | `queue.rs` | an engine with the memory that commands name, of operations and of channels |
 //! | `buffers.rs` | the regions of an operation, and the offsets that a start uses |
 //! | `backoff.rs` | how long a waiting thread sleeps |
 //!
 //! Each file uses only files below it in this table. The executor depends on no vendor and no algorithm. Its only dynamic
-//! dispatch is the [`port`], which takes slices of bound steps. Waits are queued if the engine can queue them; otherwise the
-//! executor polls the flag and submits the steps after it. The thread that calls `start`, `poll` or `wait` of an operation
+//! dispatch is the engine of a [`queue`], which takes slices of commands. Waits are queued if the engine can queue them; otherwise the
+//! executor polls the flag and submits the commands after it. The thread that calls `start`, `poll` or `wait` of an operation
 //! polls its engines.
 
 pub(crate) mod backoff;
 pub(crate) mod buffers;
 pub(crate) mod executor;
 pub(crate) mod lane;
-pub(crate) mod port;
 pub(crate) mod program;
+pub(crate) mod queue;

@@ -1,4 +1,4 @@
-//! Translates the chunks and flags of a plan into byte offsets and flag words.
+//! Translates the steps of a plan into commands, with places of bytes and flags.
 //!
 //! A plan names the flags that its rank waits for, and not their writers. Two questions need the
 //! writers:
@@ -10,21 +10,24 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use peerlane_hal::{Rank, Rows};
+use peerlane_hal::{Command, Direction, Rank, Reduction, RegionFlag, RegionOffset, Rows};
 
 use crate::layout::{BufferPosition, CellSpan, FlagLayout, Layout, Span, reader};
 use crate::plan::{Cell, Flag, LaneId, Plan, Source, Step, Tier};
-use crate::run::buffers::{BufferId, BufferOffset, FlagAddress};
-use crate::run::port::{BoundStep, slices};
+use crate::run::buffers::{BufferId, CROSS_TIER_FLAGS, FLAGS, INBOX};
 use crate::topology::Topology;
 
-/// The steps of one lane, with the addresses of their bytes and flags.
+/// The commands of one lane, in which the bytes and flags of the plan have places.
 #[derive(Debug)]
 pub(crate) struct Program {
-    pub(crate) steps: Box<[BoundStep]>,
-    /// The step of the plan that each bound step comes from, if the binding has origins.
+    pub(crate) commands: Box<[Command]>,
+    /// The sources of the reductions.
+    pub(crate) sources: Box<[RegionOffset]>,
+    /// The step of the plan that each command comes from, if the binding has origins. A reduction
+    /// comes from several steps, of which this is the first.
     pub(crate) origins: Option<Box<[Step]>>,
-    pub(crate) entry_steps: usize,
+    /// The number of commands that come before those of all other lanes.
+    pub(crate) entry_commands: usize,
     pub(crate) waits: Box<[AwaitedFlag]>,
 }
 
@@ -32,7 +35,7 @@ pub(crate) struct Program {
 pub(crate) struct AwaitedFlag {
     pub(crate) flag: Flag,
     pub(crate) tier: Tier,
-    pub(crate) address: FlagAddress,
+    pub(crate) place: RegionFlag,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +44,8 @@ pub(crate) struct Binding<'a> {
     pub(crate) layout: &'a Layout,
     pub(crate) flags: FlagLayout,
     pub(crate) flag_tiers: &'a FlagTiers,
+    /// `None` unless the plan adds.
+    pub(crate) reduction: Option<Reduction>,
     pub(crate) with_origins: bool,
     /// Whether the program can be [resized](Program::resize). Copies of no bytes are then bound
     /// too, because they can get longer.
@@ -54,27 +59,26 @@ impl Program {
     /// program must be bound as resizable, with origins.
     pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
         let origins = self.origins.iter().flatten();
-        for (bound, origin) in self.steps.iter_mut().zip(origins) {
-            let (BoundStep::Put { bytes, .. } | BoundStep::Get { bytes, .. }) = bound else {
-                continue;
-            };
+        for (bound, origin) in self.commands.iter_mut().zip(origins) {
+            let Command::Copy { bytes, .. } = bound else { continue };
             match copies(plan, layout, origin).next() {
                 Some(copy) => *bound = copy,
                 None => *bytes = 0,
             }
         }
 
-        join_neighbors(&mut self.steps);
+        join_neighbors(&mut self.commands);
     }
 
-    pub(crate) fn slices(&self, slice_ops_max: usize) -> impl Iterator<Item = &[BoundStep]> {
-        let (entry, rest) = self.steps.split_at(self.entry_steps);
-        slices(entry, slice_ops_max).chain(slices(rest, slice_ops_max))
+    /// Divides the commands into slices, of which none goes beyond the end of the entry.
+    pub(crate) fn slices(&self, slice_ops_max: usize) -> impl Iterator<Item = &[Command]> {
+        let (entry, rest) = self.commands.split_at(self.entry_commands);
+        entry.chunks(slice_ops_max).chain(rest.chunks(slice_ops_max))
     }
 
-    /// Returns whether a step adds contributions.
+    /// Returns whether a command adds contributions.
     pub(crate) fn adds(&self) -> bool {
-        self.steps.iter().any(|step| matches!(step, BoundStep::Reduce { .. }))
+        self.commands.iter().any(|command| matches!(command, Command::Reduce { .. }))
     }
 }
 
@@ -84,107 +88,149 @@ impl Binding<'_> {
         let closed = self.plan.closed_lane(lane, |_| true);
         let tier = self.plan.lanes[lane.index()].tier;
         let waits = closed.iter().filter_map(|step| match *step {
-            Step::Wait { flag } => {
-                Some(AwaitedFlag { flag, tier, address: self.awaited_address(flag) })
-            }
+            Step::Wait { flag } => Some(AwaitedFlag { flag, tier, place: self.awaited(flag) }),
             _ => None,
         });
-        let entry_steps = closed.iter().take_while(|step| is_entry(step)).count();
+        let entry_commands = closed.iter().take_while(|step| is_entry(step)).count();
 
-        let mut steps = Vec::with_capacity(closed.len());
+        let (mut commands, mut sources) = (Vec::with_capacity(closed.len()), Vec::new());
         let mut origins = Vec::new();
         for step in &closed {
-            self.bind_step(step, tier, &mut steps);
-            // A step of the plan is the origin of all bound steps that it has added.
+            self.bind_step(step, tier, &mut commands, &mut sources);
+            // A step of the plan is the origin of all commands that it has added.
             if self.with_origins {
-                origins.resize(steps.len(), *step);
+                origins.resize(commands.len(), *step);
             }
         }
 
-        join_neighbors(&mut steps);
+        join_neighbors(&mut commands);
         if !self.resizable {
-            // Origins and steps have the same indices, so both lose the same entries.
-            let is_kept: Vec<bool> = steps.iter().map(|step| !step.is_empty()).collect();
-            steps.retain(|step| !step.is_empty());
+            // Origins and commands have the same indices, so both lose the same entries.
+            let is_kept: Vec<bool> = commands.iter().map(|command| !command.is_empty()).collect();
+            commands.retain(|command| !command.is_empty());
             let mut kept = is_kept.into_iter();
             origins.retain(|_| kept.next().unwrap_or(true));
         }
 
-        let origins = self.with_origins.then(|| origins.into());
-        Program { steps: steps.into(), origins, entry_steps, waits: waits.collect() }
+        Program {
+            commands: commands.into(),
+            sources: sources.into(),
+            origins: self.with_origins.then(|| origins.into()),
+            entry_commands,
+            waits: waits.collect(),
+        }
     }
 
-    /// Appends the bound steps of one step of the plan, which is in a lane of `tier`.
-    fn bind_step(&self, step: &Step, tier: Tier, bound: &mut Vec<BoundStep>) {
+    /// Appends the commands of one step of the plan, which is in a lane of `tier`, and the sources
+    /// of its addition.
+    fn bind_step(
+        &self,
+        step: &Step,
+        tier: Tier,
+        commands: &mut Vec<Command>,
+        sources: &mut Vec<RegionOffset>,
+    ) {
         match *step {
             Step::Signal { peer, flag } => {
                 let crosses_tiers = self.flag_tiers.is_signal_across(tier, flag);
-                let flag = FlagAddress { crosses_tiers, word: self.flags.word(flag), peer, lag: 0 };
-                bound.push(BoundStep::Signal { peer, flag });
+                let (region, word) = (region_of_flag(crosses_tiers), self.flags.word(flag));
+                commands.push(Command::Signal { flag: RegionFlag { region, word, peer, lag: 0 } });
             }
-            Step::Wait { flag } => {
-                bound.push(BoundStep::Wait { flag: self.awaited_address(flag) });
-            }
-            Step::Reduce { cell, from } => {
-                let rank = self.plan.rank;
-                let given = self.layout.contribution(Cell { block: from, ..cell }, rank);
-                let src = match from == rank {
-                    true => self.own_contribution(&given),
-                    false => in_inbox(&given),
-                };
-
-                let targets = self.layout.spans(cell, (rank, Source::Output), rank);
-                bound.extend(targets.map(|Span { dst, bytes, .. }| {
-                    let (buffer, offset) = (BufferId::Output(dst.buffer), dst.offset);
-                    BoundStep::Reduce { dst: BufferOffset { buffer, offset }, src, bytes }
-                }));
-            }
+            Step::Wait { flag } => commands.push(Command::Wait { flag: self.awaited(flag) }),
+            Step::Reduce { cell, from } => self.bind_addition(cell, from, commands, sources),
             Step::Put { peer, cell, .. } if step.contributes(self.plan.collective) => {
                 let given = self.layout.contribution(cell, peer);
-                let (src, dst) = (self.own_contribution(&given), in_inbox(&given));
-                let bytes = given.bytes;
+                let (local, remote) = (self.own_contribution(&given), in_inbox(&given));
+                let (bytes, rows) = (given.bytes, Rows::ONE);
 
-                let put = BoundStep::Put { peer, dst, src, bytes, rows: Rows::ONE };
-                bound.extend((bytes > 0).then_some(put));
+                let direction = Direction::Put;
+                let put = Command::Copy { direction, peer, remote, local, bytes, rows };
+                commands.extend((bytes > 0).then_some(put));
             }
             Step::Put { peer, from, .. } | Step::Get { peer, from, .. } => {
-                let before = bound.len();
-                bound.extend(copies(self.plan, self.layout, step).flat_map(|copy| {
+                let before = commands.len();
+                commands.extend(copies(self.plan, self.layout, step).flat_map(|copy| {
                     // An engine without rows has a copy for each.
                     let rows = if self.rows { 1 } else { rows_of(&copy) };
                     (0..rows).map(move |row| if rows == 1 { copy } else { one_row(copy, row) })
                 }));
 
-                // `resize` only changes steps that exist, so a copy of no bytes has one too.
-                if self.resizable && bound.len() == before {
+                // `resize` only changes commands that exist, so a copy of no bytes has one too.
+                if self.resizable && commands.len() == before {
                     let [src, dst] = [BufferPosition::default(); 2];
                     let none = Span { src, dst, bytes: 0, rows: Rows::ONE };
-                    bound.push(bound_copy(
-                        matches!(step, Step::Get { .. }),
-                        peer,
-                        addresses(from, self.plan.in_place, &none),
-                        &none,
-                    ));
+                    let direction = direction_of(step);
+                    let places = places(from, self.plan.in_place, &none);
+                    commands.push(bound_copy(direction, peer, places, &none));
                 }
             }
         }
     }
 
-    fn own_contribution(&self, given: &CellSpan) -> BufferOffset {
+    /// Adds a contribution to the reduction of its target, which is one command for all
+    /// contributions that follow each other.
+    fn bind_addition(
+        &self,
+        cell: Cell,
+        from: Rank,
+        commands: &mut Vec<Command>,
+        sources: &mut Vec<RegionOffset>,
+    ) {
+        let rank = self.plan.rank;
+        let given = self.layout.contribution(Cell { block: from, ..cell }, rank);
+        let source = match from == rank {
+            true => self.own_contribution(&given),
+            false => in_inbox(&given),
+        };
+        let reduction = self.reduction.expect("an operation whose plan adds is a reduction");
+
+        for Span { dst, bytes, .. } in self.layout.spans(cell, (rank, Source::Output), rank) {
+            let first =
+                u32::try_from(sources.len()).expect("a lane adds fewer than 2^32 contributions");
+            let target =
+                RegionOffset { region: BufferId::Output(dst.buffer).region(), offset: dst.offset };
+            sources.push(source);
+
+            match commands.last_mut() {
+                Some(Command::Reduce { dst, count, .. }) if *dst == target => *count += 1,
+                _ => commands.push(Command::Reduce {
+                    dst: target,
+                    first,
+                    count: 1,
+                    bytes,
+                    reduction,
+                }),
+            }
+        }
+    }
+
+    fn own_contribution(&self, given: &CellSpan) -> RegionOffset {
         let (source, buffer): (_, fn(u32) -> BufferId) = match self.plan.in_place {
             true => (Source::Output, BufferId::Output),
             false => (Source::Input, BufferId::Input),
         };
 
         let own = self.layout.own_position(self.plan.rank, 0, source);
-        BufferOffset { buffer: buffer(own.buffer), offset: own.offset + given.input_offset }
+        RegionOffset {
+            region: buffer(own.buffer).region(),
+            offset: own.offset + given.input_offset,
+        }
     }
 
-    fn awaited_address(&self, flag: Flag) -> FlagAddress {
-        let crosses_tiers = self.flag_tiers.is_wait_across(flag);
+    fn awaited(&self, flag: Flag) -> RegionFlag {
+        let region = region_of_flag(self.flag_tiers.is_wait_across(flag));
         let (word, lag) = (self.flags.word(flag), flag.lag());
-        FlagAddress { crosses_tiers, word, peer: provider_or_writer(flag, self.plan.rank), lag }
+        RegionFlag { region, word, peer: provider_or_writer(flag, self.plan.rank), lag }
     }
+}
+
+/// Returns the number of the region of a flag.
+fn region_of_flag(crosses_tiers: bool) -> u32 {
+    if crosses_tiers { CROSS_TIER_FLAGS } else { FLAGS }
+}
+
+fn direction_of(step: &Step) -> Direction {
+    if matches!(step, Step::Get { .. }) { Direction::Get } else { Direction::Put }
 }
 
 /// Returns the rank that signals a flag to `reader`, or the rank that provides the bytes which the
@@ -207,10 +253,18 @@ fn provider_or_writer(flag: Flag, reader: Rank) -> Rank {
 /// The first put then moves all bytes, and the others none. Only puts of no bytes are between them,
 /// and a signal behind the last one announces them all, so no rank can see that later bytes move
 /// earlier.
-fn join_neighbors(steps: &mut [BoundStep]) {
+fn join_neighbors(commands: &mut [Command]) {
     let mut first = None;
-    for at in 0..steps.len() {
-        let BoundStep::Put { peer, dst, src, bytes, rows: Rows::ONE } = steps[at] else {
+    for at in 0..commands.len() {
+        let Command::Copy {
+            direction: Direction::Put,
+            peer,
+            remote,
+            local,
+            bytes,
+            rows: Rows::ONE,
+        } = commands[at]
+        else {
             first = None;
             continue;
         };
@@ -220,14 +274,14 @@ fn join_neighbors(steps: &mut [BoundStep]) {
         }
 
         if let Some(run) = first
-            && let BoundStep::Put { peer: of_run, dst: to, src: from, bytes: before, .. } =
-                &mut steps[run]
+            && let Command::Copy { peer: of_run, remote: to, local: from, bytes: before, .. } =
+                &mut commands[run]
             && *of_run == peer
-            && to.is_followed_by(*before, dst)
-            && from.is_followed_by(*before, src)
+            && to.is_followed_by(*before, remote)
+            && from.is_followed_by(*before, local)
         {
             *before += bytes;
-            if let BoundStep::Put { bytes, .. } = &mut steps[at] {
+            if let Command::Copy { bytes, .. } = &mut commands[at] {
                 *bytes = 0;
             }
         } else {
@@ -236,66 +290,76 @@ fn join_neighbors(steps: &mut [BoundStep]) {
     }
 }
 
-fn in_inbox(given: &CellSpan) -> BufferOffset {
-    BufferOffset { buffer: BufferId::Inbox, offset: given.output_offset }
+fn in_inbox(given: &CellSpan) -> RegionOffset {
+    RegionOffset { region: INBOX, offset: given.output_offset }
 }
 
 /// Returns the copies of a step that puts or gets, one for each tensor.
-fn copies(plan: &Plan, layout: &Layout, step: &Step) -> impl Iterator<Item = BoundStep> {
-    let (is_get, peer, cell, from) = match *step {
-        Step::Get { peer, cell, from } => (true, peer, cell, from),
-        Step::Put { peer, cell, from } => (false, peer, cell, from),
+fn copies(plan: &Plan, layout: &Layout, step: &Step) -> impl Iterator<Item = Command> {
+    let (peer, cell, from) = match *step {
+        Step::Get { peer, cell, from } | Step::Put { peer, cell, from } => (peer, cell, from),
         Step::Reduce { .. } | Step::Signal { .. } | Step::Wait { .. } => {
             unreachable!("only copies have bytes")
         }
     };
 
-    let (of, into) = if is_get { (peer, plan.rank) } else { (plan.rank, peer) };
+    let direction = direction_of(step);
+    let (of, into) = match direction {
+        Direction::Put => (plan.rank, peer),
+        Direction::Get => (peer, plan.rank),
+    };
     let in_place = plan.in_place;
     let source = if in_place { Source::Output } else { from };
 
     layout
         .spans(cell, (of, source), into)
-        .map(move |span| bound_copy(is_get, peer, addresses(from, in_place, &span), &span))
+        .map(move |span| bound_copy(direction, peer, places(from, in_place, &span), &span))
 }
 
 fn bound_copy(
-    is_get: bool,
+    direction: Direction,
     peer: Rank,
-    (src, dst): (BufferOffset, BufferOffset),
+    (src, dst): (RegionOffset, RegionOffset),
     &Span { bytes, rows, .. }: &Span,
-) -> BoundStep {
-    match is_get {
-        true => BoundStep::Get { peer, dst, src, bytes, rows },
-        false => BoundStep::Put { peer, dst, src, bytes, rows },
-    }
+) -> Command {
+    let (remote, local) = match direction {
+        Direction::Put => (dst, src),
+        Direction::Get => (src, dst),
+    };
+    Command::Copy { direction, peer, remote, local, bytes, rows }
 }
 
-fn rows_of(copy: &BoundStep) -> u64 {
+fn rows_of(copy: &Command) -> u64 {
     match copy {
-        BoundStep::Put { rows, .. } | BoundStep::Get { rows, .. } => rows.count,
-        _ => 1,
+        Command::Copy { rows, .. } => rows.count,
+        Command::Reduce { .. } | Command::Signal { .. } | Command::Wait { .. } => 1,
     }
 }
 
 /// Returns a copy of one of the rows of a copy.
-fn one_row(mut copy: BoundStep, row: u64) -> BoundStep {
-    if let BoundStep::Put { dst, src, rows, .. } | BoundStep::Get { dst, src, rows, .. } = &mut copy
-    {
-        dst.offset += row * rows.dst_pitch;
-        src.offset += row * rows.src_pitch;
+fn one_row(mut copy: Command, row: u64) -> Command {
+    if let Command::Copy { direction, remote, local, rows, .. } = &mut copy {
+        let (remote_pitch, local_pitch) = match direction {
+            Direction::Put => (rows.dst_pitch, rows.src_pitch),
+            Direction::Get => (rows.src_pitch, rows.dst_pitch),
+        };
+        remote.offset += row * remote_pitch;
+        local.offset += row * local_pitch;
         *rows = Rows::ONE;
     }
     copy
 }
 
-fn addresses(from: Source, in_place: bool, span: &Span) -> (BufferOffset, BufferOffset) {
+/// Returns the places of the source and of the destination of a copy.
+fn places(from: Source, in_place: bool, span: &Span) -> (RegionOffset, RegionOffset) {
     let src = match from {
         Source::Input if !in_place => BufferId::Input(span.src.buffer),
         Source::Input | Source::Output => BufferId::Output(span.src.buffer),
     };
-    let dst = BufferOffset { buffer: BufferId::Output(span.dst.buffer), offset: span.dst.offset };
-    (BufferOffset { buffer: src, offset: span.src.offset }, dst)
+    let dst = BufferId::Output(span.dst.buffer);
+
+    let place = |buffer: BufferId, offset| RegionOffset { region: buffer.region(), offset };
+    (place(src, span.src.offset), place(dst, span.dst.offset))
 }
 
 /// Returns whether a step belongs to the entry of lane 0, which alone signals `go`.
@@ -456,35 +520,31 @@ mod tests {
 
     #[test]
     fn only_puts_of_neighboring_bytes_are_joined() {
-        let at = |buffer, offset| BufferOffset { buffer, offset };
-        let put = |peer, from: u64, to: u64, bytes| BoundStep::Put {
-            peer: Rank(peer),
-            dst: at(BufferId::Output(0), to),
-            src: at(BufferId::Output(0), from),
+        let at = |buffer: BufferId, offset| RegionOffset { region: buffer.region(), offset };
+        let copy = |direction, source: BufferId, from: u64, to: u64, bytes| Command::Copy {
+            direction,
+            peer: Rank(1),
+            remote: at(BufferId::Output(0), to),
+            local: at(source, from),
             bytes,
             rows: Rows::ONE,
         };
-        let joined = |mut steps: Vec<BoundStep>| -> Vec<u64> {
-            join_neighbors(&mut steps);
-            steps.iter().map(BoundStep::bytes).collect()
+        let put = |to_peer, from, to, bytes| {
+            let mut put = copy(Direction::Put, BufferId::Output(0), from, to, bytes);
+            if let Command::Copy { peer, .. } = &mut put {
+                *peer = Rank(to_peer);
+            }
+            put
+        };
+        let joined = |mut commands: Vec<Command>| -> Vec<u64> {
+            join_neighbors(&mut commands);
+            commands.iter().map(Command::bytes).collect()
         };
         let first = put(1, 100, 200, 8);
-        let flag = FlagAddress { crosses_tiers: false, word: 0, peer: Rank(1), lag: 0 };
-        let signal = BoundStep::Signal { peer: Rank(1), flag };
-        let other_source = BoundStep::Put {
-            peer: Rank(1),
-            dst: at(BufferId::Output(0), 208),
-            src: at(BufferId::Input(0), 108),
-            bytes: 4,
-            rows: Rows::ONE,
-        };
-        let get = BoundStep::Get {
-            peer: Rank(1),
-            dst: at(BufferId::Output(0), 208),
-            src: at(BufferId::Output(0), 108),
-            bytes: 4,
-            rows: Rows::ONE,
-        };
+        let flag = RegionFlag { region: FLAGS, word: 0, peer: Rank(1), lag: 0 };
+        let signal = Command::Signal { flag };
+        let other_source = copy(Direction::Put, BufferId::Input(0), 108, 208, 4);
+        let get = copy(Direction::Get, BufferId::Output(0), 108, 208, 4);
 
         assert_eq!(joined(vec![first, put(1, 108, 208, 4), put(1, 112, 212, 2)]), [14, 0, 0]);
         assert_eq!(joined(vec![first, put(2, 0, 0, 0), put(1, 108, 208, 4)]), [12, 0, 0]);

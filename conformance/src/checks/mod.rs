@@ -4,6 +4,7 @@
 
 pub mod all_or_nothing;
 pub mod arrival;
+pub mod commands;
 pub mod completion;
 pub mod dependencies;
 pub mod failure;
@@ -229,6 +230,10 @@ checks! {
         "Let the op behind `Op::PutRows` wait for all rows if `submit` spreads them over several queues.";
     rows::rows_that_leave_their_region_or_overlap_are_refused [Rows]
         "Check the last row of `Rows` with sums that cannot overflow, and that of several rows none is longer than a pitch.";
+    commands::a_command_runs_like_its_op []
+        "Read offsets, flags and values from the ops of each `submit`, and keep nothing of the slice before.";
+    commands::a_command_that_names_no_bound_region_is_refused []
+        "Number the slices in `submit` alone: a slice that was refused above the engine never reaches it.";
 }
 
 /// The number of shared hardware queues for each engine that a check blocks: an engine has up to three streams, and two ranks may

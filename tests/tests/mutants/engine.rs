@@ -1,6 +1,6 @@
 //! Wraps engines of the host backend and breaks one rule of each.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,8 +8,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{
-    Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Rank, Reducer,
-    Rows, StreamOrdered, Ticket,
+    At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Rank,
+    Reducer, Rows, StreamOrdered, Ticket,
 };
 use peerlane_host as host;
 use peerlane_tests::middleware::{Error, Layer};
@@ -56,6 +56,7 @@ pub(crate) enum Fault {
     GetsFirst,
     PutsOvertakeGets,
     RowsLoseTheLast,
+    PlacesAreKept,
     OneOpMoreIsTaken,
     TheLimitIsRefused,
     OutsideIsTaken,
@@ -102,6 +103,7 @@ unsafe impl Layer<host::Fabric> for EngineMutant {
             is_early: Rank::all(2).any(|peer| fabric.link(peer).is_none()),
             layer,
             tickets: Vec::new(),
+            kept: OnceCell::new(),
             told: 0,
             calls: 0,
             heard: 0,
@@ -123,6 +125,8 @@ pub(crate) struct Mutant {
     /// Whether it was created before one of two ranks was connected.
     is_early: bool,
     layer: EngineMutant,
+    /// The offsets of the first put, to the peer and from this rank.
+    kept: OnceCell<(u64, u64)>,
     /// The engine's ticket behind each of the mutant's.
     tickets: Vec<Ticket>,
     told: u64,
@@ -224,6 +228,14 @@ impl Mutant {
             (Fault::RowsLoseTheLast, Op::PutRows { dst, src, bytes, rows }) => {
                 let rows = Rows { count: rows.count.saturating_sub(1), ..rows };
                 vec![Op::PutRows { dst, src, bytes, rows }]
+            }
+            (Fault::PlacesAreKept, Op::Put { dst, src, bytes }) => {
+                let (to, from) = *self.kept.get_or_init(|| (dst.offset, src.offset));
+                vec![Op::Put {
+                    dst: At { offset: to, ..dst },
+                    src: At { offset: from, ..src },
+                    bytes,
+                }]
             }
             (Fault::SignalsSpill, Op::Signal { flag, value }) => {
                 let beside = Flag { word: flag.word ^ 1, ..flag };

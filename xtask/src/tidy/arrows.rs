@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_collective_knows_no_vendor() {
         let expected = "peerlane-collectives depends on peerlane-cuda; \
-                        of this workspace it may use [peerlane-hal, peerlane-planning, peerlane-bootstrap, peerlane-collectives, peerlane-toolkit, peerlane-staged, peerlane-host, peerlane-test-support]";
+                        of this workspace it may use [peerlane-hal, peerlane-planning, peerlane-bootstrap, peerlane-collectives, peerlane-toolkit, peerlane-staged, peerlane-host, peerlane-layers, peerlane-test-support]";
         let found = check_one("peerlane-collectives", "peerlane-cuda", true);
         assert_eq!(found.as_deref(), Some(expected));
         assert_eq!(check_one("peerlane-collectives", "peerlane-hal", false), None);

@@ -57,7 +57,7 @@ impl Group {
         // A completed message may not have arrived yet. The signal after it says that it has.
         let end = channel.end_signal();
         for peer in Rank::all(channel.tiers.len()) {
-            channel.give(peer, end, &[], Mode::Host)?;
+            channel.give(peer, end, None, Mode::Host)?;
         }
         for peer in Rank::all(channel.tiers.len()) {
             channel.wait_for_count(peer, end, 1, || deadline)?;

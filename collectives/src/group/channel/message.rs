@@ -1,9 +1,13 @@
 //! Describes the messages of a channel, and finds copies that form the rows of one copy.
 
-use peerlane_hal as hal;
+use peerlane_hal::{self as hal, Command, Direction, Rank, RegionOffset};
 
 use super::invalid;
 use crate::error::Error;
+use crate::run::buffers::BufferId;
+
+/// The number in commands of the region of the window.
+pub(super) const WINDOW: u32 = BufferId::OUTPUT.region();
 
 /// A copy between this rank and a peer, in elements of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +50,7 @@ impl Rows {
     }
 }
 
-/// A copy in bytes, from this rank's window to a peer's or back.
+/// A copy in bytes between two windows.
 #[derive(Clone, Copy)]
 pub(super) struct BytesCopy {
     pub(super) from: u64,
@@ -54,37 +58,51 @@ pub(super) struct BytesCopy {
     pub(super) bytes: u64,
 }
 
-/// A message to one peer.
-#[derive(Clone, Copy)]
-pub(super) enum Message {
-    Put(BytesCopy),
-    Get(BytesCopy),
-    Signal { word: u64, value: u64 },
-    Wait { word: u64, value: u64 },
+impl BytesCopy {
+    /// Returns the command of the copy between this rank's window and that of a peer.
+    pub(super) fn command(self, direction: Direction, peer: Rank) -> Command {
+        let place = |offset| RegionOffset { region: WINDOW, offset };
+        let (remote, local) = match direction {
+            Direction::Put => (place(self.to), place(self.from)),
+            Direction::Get => (place(self.from), place(self.to)),
+        };
+        let (bytes, rows) = (self.bytes, hal::Rows::ONE);
+        Command::Copy { direction, peer, remote, local, bytes, rows }
+    }
 }
 
-/// Returns how many of the first messages are copies of equal length with a constant stride, as the rows of one copy.
-pub(super) fn rows_at(messages: &[Message]) -> hal::Rows {
-    let copy = |message: &Message| match *message {
-        Message::Put(copy) => Some((copy, false)),
-        Message::Get(copy) => Some((copy, true)),
-        Message::Signal { .. } | Message::Wait { .. } => None,
-    };
-    let mut copies = messages.iter().map_while(copy);
-    let (Some((first, is_get)), Some((second, _))) = (copies.next(), copies.next()) else {
-        return hal::Rows::ONE;
-    };
-    let pitches = (second.to.wrapping_sub(first.to), second.from.wrapping_sub(first.from));
-    let (dst_pitch, src_pitch) = pitches;
+/// Makes one copy of rows of copies that follow each other, if they have equal lengths and a constant stride.
+pub(super) fn join_rows(copies: &[BytesCopy], direction: Direction, peer: Rank) -> Vec<Command> {
+    let mut commands = Vec::new();
+    let mut rest = copies;
+    while let [first, ..] = rest {
+        let joined = rows_at(rest);
+        rest = &rest[joined.count as usize..];
+
+        let mut command = first.command(direction, peer);
+        if let Command::Copy { rows, .. } = &mut command {
+            *rows = joined;
+        }
+        commands.push(command);
+    }
+    commands
+}
+
+/// Returns how many of the first copies are rows of one copy, and their pitches.
+fn rows_at(copies: &[BytesCopy]) -> hal::Rows {
+    let [first, second, ..] = copies else { return hal::Rows::ONE };
+    let dst_pitch = second.to.wrapping_sub(first.to);
+    let src_pitch = second.from.wrapping_sub(first.from);
     if dst_pitch < first.bytes || src_pitch < first.bytes {
         return hal::Rows::ONE;
     }
-    let continues = |(row, one): (u64, (BytesCopy, bool))| {
-        let expected = |begin: u64, pitch: u64| pitch.checked_mul(row)?.checked_add(begin);
-        let (to, from) = (expected(first.to, dst_pitch), expected(first.from, src_pitch));
-        (Some(one.0.to), Some(one.0.from), one.0.bytes, one.1) == (to, from, first.bytes, is_get)
+
+    let continues = |(row, copy): &(u64, &BytesCopy)| {
+        let expected = |begin: u64, pitch: u64| pitch.checked_mul(*row)?.checked_add(begin);
+        let places = (expected(first.to, dst_pitch), expected(first.from, src_pitch));
+        (Some(copy.to), Some(copy.from)) == places && copy.bytes == first.bytes
     };
-    let rows = (1..).zip(messages[1..].iter().map_while(copy)).take_while(|row| continues(*row));
+    let rows = (1..).zip(&copies[1..]).take_while(continues);
     match rows.count() as u64 {
         0 => hal::Rows::ONE,
         more => hal::Rows { count: 1 + more, dst_pitch, src_pitch },

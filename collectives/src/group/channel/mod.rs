@@ -6,7 +6,6 @@
 mod close;
 mod message;
 mod open;
-mod queue;
 mod stream;
 mod wait;
 
@@ -18,13 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{
-    self as hal, CopyEngine, Deadline, ErrorKind, Flag, Op, Rank, Region, Space, Ticket,
-};
+use peerlane_hal::{Command, Deadline, Direction, ErrorKind, Rank, RegionFlag};
 
-use self::message::{BytesCopy, Message, rows_at};
+use self::message::{BytesCopy, join_rows};
 pub use self::message::{CopyRange, Rows};
-use self::queue::{Queue, fail};
 pub use stream::StreamMessages;
 use wait::{BOTH_PARK_MAX, PARK_MAX};
 pub use wait::{SignalWait, Turn};
@@ -32,14 +28,15 @@ pub use wait::{SignalWait, Turn};
 use super::buffer;
 use super::heap::Allocation;
 use super::report::{Fallback, LaneReport};
-use super::segment::Segment;
 use super::shared::Shared;
 use super::window::{Inner, WindowUse};
+use crate::bootstrap::AbortRecord;
 use crate::element::Element;
 use crate::error::Error;
 use crate::layout::FLAG_WORDS;
 use crate::plan::Tier;
-use crate::run::port::{self, Ops, copies_rows, recycle};
+use crate::run::buffers::{FLAGS, OperationBuffers, Start};
+use crate::run::queue::Queue;
 
 /// One-sided messages between this rank and its peers, in the memory of a window.
 ///
@@ -125,11 +122,13 @@ pub(super) struct ChannelSide {
     name: String,
     rank: Rank,
     tier: Tier,
-    flags: Segment,
-    /// The flags of messages in graphs, which are 0 or 1.
-    captured: Segment,
+    /// The queue, whose marks count messages.
     queue: Mutex<Queue>,
-    pending: Mutex<Pending>,
+    /// The window and the flags. Those of messages in graphs are 0 or 1.
+    memory: Arc<OperationBuffers>,
+    /// Whether copies with a constant stride become one copy of rows.
+    copies_rows: bool,
+    stream_waits: Mutex<StreamWaits>,
     /// Whether messages on a stream or in a graph may be incomplete.
     is_watched: AtomicBool,
     /// Whether the host has submitted messages that it must move.
@@ -138,9 +137,9 @@ pub(super) struct ChannelSide {
     host_waits: Box<[AtomicU32]>,
 }
 
-/// The messages of streams and graphs.
+/// The waits of streams and graphs.
 #[derive(Default)]
-struct Pending {
+struct StreamWaits {
     on_stream: VecDeque<OnStream>,
     /// The waits that graphs have recorded.
     recorded: Vec<StreamWait>,
@@ -157,17 +156,17 @@ enum Mode {
 
 /// Messages of one call that are on a stream.
 struct OnStream {
-    ticket: Ticket,
+    /// The number of the mark of the last message.
+    number: u64,
     due: Instant,
     waits: Vec<StreamWait>,
 }
 
 #[derive(Clone, Copy)]
 struct StreamWait {
-    peer: Rank,
     signal: usize,
-    word: u64,
-    value: u64,
+    flag: RegionFlag,
+    start: Start,
 }
 
 impl<T: Element> Channel<T> {
@@ -182,7 +181,7 @@ impl<T: Element> Channel<T> {
     /// ended.
     pub fn put(&mut self, peer: Rank, from: Range<usize>, to: usize) -> Result<(), Error> {
         let copy = self.copy(from.start, to, from.len())?;
-        self.submit(peer, &[Message::Put(copy)], Mode::Host)
+        self.submit(peer, &[copy.command(Direction::Put, peer)], Mode::Host)
     }
 
     /// Copies elements of this rank's window to the window of a peer, and then gives it a signal.
@@ -200,7 +199,7 @@ impl<T: Element> Channel<T> {
     ) -> Result<u64, Error> {
         self.check_signal(peer, signal)?;
         let copy = self.copy(from.start, to, from.len())?;
-        self.give(peer, signal, &[Message::Put(copy)], Mode::Host)
+        self.give(peer, signal, Some(copy), Mode::Host)
     }
 
     /// Copies elements of a peer's window, from element `from`, to this rank's window. They may be read here after
@@ -210,7 +209,7 @@ impl<T: Element> Channel<T> {
     /// As [`put`](Self::put).
     pub fn get(&mut self, peer: Rank, from: usize, to: Range<usize>) -> Result<(), Error> {
         let copy = self.copy(from, to.start, to.len())?;
-        self.submit(peer, &[Message::Get(copy)], Mode::Host)
+        self.submit(peer, &[copy.command(Direction::Get, peer)], Mode::Host)
     }
 
     /// Makes many copies from this rank's window to that of a peer. Copies that touch each other on both sides become one.
@@ -218,8 +217,7 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// As [`put`](Self::put); [`InvalidArgument`](ErrorKind::InvalidArgument) if two copies write the same element.
     pub fn puts(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
-        let messages = self.joined(copies, Message::Put)?;
-        self.submit(peer, &messages, Mode::Host)
+        self.submit_many(peer, copies, Direction::Put, Mode::Host)
     }
 
     /// Makes many copies from the window of a peer to this rank's, like [`puts`](Self::puts).
@@ -227,8 +225,7 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// As [`puts`](Self::puts).
     pub fn gets(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
-        let messages = self.joined(copies, Message::Get)?;
-        self.submit(peer, &messages, Mode::Host)
+        self.submit_many(peer, copies, Direction::Get, Mode::Host)
     }
 
     /// Gives a peer a signal, after all earlier puts to it and gets from it. Returns how often it has been given.
@@ -237,7 +234,7 @@ impl<T: Element> Channel<T> {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer or signal; otherwise as [`put`](Self::put).
     pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
         self.check_signal(peer, signal)?;
-        self.give(peer, signal, &[], Mode::Host)
+        self.give(peer, signal, None, Mode::Host)
     }
 
     /// Returns how many messages of this rank are not complete, without blocking.
@@ -249,7 +246,7 @@ impl<T: Element> Channel<T> {
         for tier in [Tier::Local, Tier::Network] {
             self.poll(tier)?;
             let side = self.sides[tier as usize].as_ref();
-            unfinished += side.map_or(0, |side| side.queue().unfinished);
+            unfinished += side.map_or(0, |side| unfinished_of(&side.queue()));
         }
         Ok(unfinished)
     }
@@ -309,11 +306,7 @@ impl<T: Element> Channel<T> {
     }
 
     /// Checks copies, and joins those that touch each other.
-    fn joined(
-        &self,
-        copies: &[CopyRange],
-        message: fn(BytesCopy) -> Message,
-    ) -> Result<Vec<Message>, Error> {
+    fn joined(&self, copies: &[CopyRange]) -> Result<Vec<BytesCopy>, Error> {
         let mut joined: Vec<BytesCopy> = Vec::with_capacity(copies.len());
         for &CopyRange { from, to, len } in copies {
             let copy = self.copy(from, to, len)?;
@@ -340,7 +333,7 @@ impl<T: Element> Channel<T> {
                 other.1 / size
             )));
         }
-        Ok(joined.into_iter().map(message).collect())
+        Ok(joined)
     }
 
     fn check_signal(&self, peer: Rank, signal: usize) -> Result<(), Error> {
@@ -382,10 +375,9 @@ impl<T: Element> Channel<T> {
 
     fn flag(&self, peer: Rank, signal: usize) -> Result<&AtomicU64, Error> {
         let side = self.sides[self.tiers[peer.index()] as usize].as_ref();
-        let flags = side.and_then(|side| side.flags.of(side.tier));
-        let flag = flags.map(|flags| flags.local_flag(self.word(peer, signal)));
-        let word =
-            flag.and_then(|Flag { region, word }| region.flags()?.get(usize::try_from(word).ok()?));
+        let place = self.flag_of(peer, peer, signal);
+        // All starts of the host have the same flags.
+        let word = side.and_then(|side| side.memory.flag(place, Start::Eager(1)));
         word.ok_or_else(|| {
             let text =
                 "the signals are in device memory, expected host memory, which the host polls";
@@ -393,20 +385,29 @@ impl<T: Element> Channel<T> {
         })
     }
 
+    /// Returns the flag of a signal that `from` gives. `peer` is the other rank of the pair.
+    fn flag_of(&self, peer: Rank, from: Rank, signal: usize) -> RegionFlag {
+        RegionFlag { region: FLAGS, word: self.word(from, signal), peer, lag: 0 }
+    }
+
+    /// Submits a signal to a peer, after a put to it if there is one. Returns how often the signal has been given.
     fn give(
         &mut self,
         peer: Rank,
         signal: usize,
-        before: &[Message],
+        put: Option<BytesCopy>,
         mode: Mode,
     ) -> Result<u64, Error> {
         let index = self.index(peer, signal);
         let count = self.given[index] + 1;
-        let value = if mode == Mode::Captured { 1 } else { self.epoch_base + count };
-        let signal = Message::Signal { word: self.word(self.rank, signal), value };
-        match *before {
-            [message] => self.submit(peer, &[message, signal], mode)?,
-            _ => self.submit(peer, &[signal], mode)?,
+        let signal = Command::Signal { flag: self.flag_of(peer, self.rank, signal) };
+
+        match put {
+            Some(put) => {
+                let put = put.command(Direction::Put, peer);
+                self.submit_counted(peer, &[put, signal], mode, count)?;
+            }
+            None => self.submit_counted(peer, &[signal], mode, count)?,
         }
         if mode != Mode::Captured {
             self.given[index] = count;
@@ -414,15 +415,48 @@ impl<T: Element> Channel<T> {
         Ok(count)
     }
 
-    fn submit(&mut self, peer: Rank, messages: &[Message], mode: Mode) -> Result<(), Error> {
+    /// Submits many copies, in rows where that is possible.
+    fn submit_many(
+        &mut self,
+        peer: Rank,
+        copies: &[CopyRange],
+        direction: Direction,
+        mode: Mode,
+    ) -> Result<(), Error> {
+        let copies = self.joined(copies)?;
+        self.check_peer(peer)?;
+
+        let side = self.sides[self.tiers[peer.index()] as usize].as_ref();
+        let in_rows = side.is_some_and(|side| side.copies_rows) && peer != self.rank;
+        let commands = match in_rows {
+            true => join_rows(&copies, direction, peer),
+            false => copies.into_iter().map(|copy| copy.command(direction, peer)).collect(),
+        };
+        self.submit(peer, &commands, mode)
+    }
+
+    /// Submits messages without signals.
+    fn submit(&mut self, peer: Rank, commands: &[Command], mode: Mode) -> Result<(), Error> {
+        self.submit_counted(peer, commands, mode, 1)
+    }
+
+    /// Submits messages to a peer, of which a signal or a wait has this count.
+    fn submit_counted(
+        &mut self,
+        peer: Rank,
+        commands: &[Command],
+        mode: Mode,
+        count: u64,
+    ) -> Result<(), Error> {
         self.shared.check()?;
         self.check_peer(peer)?;
         if peer == self.rank {
-            self.check_own(messages)?;
+            self.check_own(commands)?;
         }
+
         let tier = self.tiers[peer.index()];
-        let Self { sides, window, shared, name, .. } = self;
-        let (Some(side), Some(memory)) = (&sides[tier as usize], window.segment.of(tier)) else {
+        let Self { sides, shared, name, .. } = self;
+        let Some(side) = &sides[tier as usize] else {
             return Err(Error::new(ErrorKind::Other, format!("no fabric connects rank {peer}")));
         };
         if mode != Mode::Host && tier == Tier::Network {
@@ -432,38 +466,29 @@ impl<T: Element> Channel<T> {
             );
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
-        let flags = if mode == Mode::Captured { &side.captured } else { &side.flags };
-        let flags = flags.of(tier).expect("the flags of a side are on its tier");
+
+        let mut deadline = None;
+        let wait_for_room = || {
+            shared.check()?;
+            let deadline = *deadline.get_or_insert_with(|| Deadline::after(shared.timeout));
+            if deadline.has_passed() {
+                let text =
+                    format!("the engine has had no room for messages for {:?}", shared.timeout);
+                return Err(Error::new(ErrorKind::Timeout, text));
+            }
+            Ok(deadline.remaining().min(PARK_MAX))
+        };
+
+        let start = if mode == Mode::Captured { Start::Captured } else { Start::Eager(count) };
         let mut queue = side.queue();
-        let mut ops: Ops<'_> = recycle(std::mem::take(&mut queue.ops));
-        let on_host = window.region().space() == Space::Host;
-        let in_rows = copies_rows(queue.engine.caps(), on_host) && peer != self.rank;
-        let mut rest = messages;
-        while let Some(message) = rest.first() {
-            let rows = if in_rows { rows_at(rest) } else { hal::Rows::ONE };
-            rest = &rest[rows.count as usize..];
-            ops.push(match (*message, rows) {
-                (Message::Put(BytesCopy { from, to, bytes }), rows) => {
-                    let (dst, src) = (memory.peer_at(peer, to), memory.local_at(from));
-                    port::put(dst, src, bytes, rows)
-                }
-                (Message::Get(BytesCopy { from, to, bytes }), rows) => {
-                    let (dst, src) = (memory.local_at(to), memory.peer_at(peer, from));
-                    port::get(dst, src, bytes, rows)
-                }
-                (Message::Signal { word, value }, _) => {
-                    Op::Signal { flag: flags.peer_flag(peer, word), value }
-                }
-                (Message::Wait { word, value }, _) => {
-                    let reset = mode == Mode::Captured;
-                    Op::Wait { flag: flags.local_flag(word), value, reset }
-                }
-            });
-        }
-        let submitted = queue.submit(&ops, shared);
-        queue.ops = recycle(ops);
+        // SAFETY: the ranges were checked against the window, which has one size on all ranks; the window and the flags
+        // live as long as the channel, and the channel longer than the graphs that record it, which the caller of
+        // `Channel::capturable` guarantees. Only this engine writes these flags of the peer. What messages race with is the
+        // callers', who only see bytes.
+        let submitted = unsafe { queue.send(commands, start, wait_for_room) };
+
         // What the host must move goes on in the waits of the group, too.
-        if mode == Mode::Host && (queue.engine.caps().polled || queue.engine.is_busy()) {
+        if mode == Mode::Host && (queue.caps().polled || queue.is_busy()) {
             side.is_open.store(true, Ordering::Relaxed);
             shared.note_open_messages();
         }
@@ -472,17 +497,24 @@ impl<T: Element> Channel<T> {
     }
 
     /// Refuses copies from this rank to itself whose source and destination overlap.
-    fn check_own(&self, messages: &[Message]) -> Result<(), Error> {
-        let overlaps = |message: &&Message| match **message {
-            Message::Put(BytesCopy { from, to, bytes })
-            | Message::Get(BytesCopy { from, to, bytes }) => from.abs_diff(to) < bytes,
-            Message::Signal { .. } | Message::Wait { .. } => false,
-        };
-        let Some(Message::Put(copy) | Message::Get(copy)) = messages.iter().find(overlaps) else {
-            return Ok(());
-        };
+    fn check_own(&self, commands: &[Command]) -> Result<(), Error> {
+        let overlap = commands.iter().find_map(|command| match *command {
+            Command::Copy { direction, remote, local, bytes, .. }
+                if remote.offset.abs_diff(local.offset) < bytes =>
+            {
+                Some(match direction {
+                    Direction::Put => (local.offset, remote.offset, bytes),
+                    Direction::Get => (remote.offset, local.offset, bytes),
+                })
+            }
+            Command::Copy { .. }
+            | Command::Reduce { .. }
+            | Command::Signal { .. }
+            | Command::Wait { .. } => None,
+        });
+        let Some((from, to, bytes)) = overlap else { return Ok(()) };
+
         let size = T::DTYPE.bytes() as u64;
-        let BytesCopy { from, to, bytes } = copy;
         Err(invalid(format!(
             "{}: elements {} to {} of rank {} are copied to elements {} to {} of the same window, expected ranges that \
              do not overlap",
@@ -498,7 +530,7 @@ impl<T: Element> Channel<T> {
     fn poll(&mut self, tier: Tier) -> Result<(), Error> {
         self.shared.check()?;
         let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
-        let polled = side.queue().poll();
+        let polled = side.queue().poll().map(drop);
         polled.map_err(|error| fail(&self.shared, &self.name, error))
     }
 
@@ -506,10 +538,8 @@ impl<T: Element> Channel<T> {
         // Engines of the other fabric are polled too.
         let limit = if self.sides.iter().flatten().count() > 1 { BOTH_PARK_MAX } else { limit };
         let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
-        let parked = side.queue().engine.park(limit);
-        parked.map_err(|error| {
-            fail(&self.shared, &self.name, Error::of_fabric("park the engine", error))
-        })
+        let parked = side.queue().park(limit);
+        parked.map_err(|error| fail(&self.shared, &self.name, error))
     }
 }
 
@@ -527,7 +557,7 @@ impl ChannelSide {
         }
         // A thread that uses the engine moves them.
         let Ok(mut queue) = self.queue.try_lock() else { return true };
-        let is_open = queue.poll().is_ok() && queue.unfinished > 0;
+        let is_open = queue.poll().is_ok() && unfinished_of(&queue) > 0;
         self.is_open.store(is_open, Ordering::Relaxed);
         is_open
     }
@@ -540,11 +570,11 @@ impl<T> Drop for Channel<T> {
         let mut is_complete = is_well;
         for side in self.sides.iter().flatten() {
             let mut queue = side.queue();
-            while is_complete && queue.poll().is_ok() && queue.unfinished > 0 {
-                is_complete = !deadline.has_passed() && queue.engine.park(PARK_MAX).is_ok();
+            while is_complete && queue.poll().is_ok() && unfinished_of(&queue) > 0 {
+                is_complete = !deadline.has_passed() && queue.park(PARK_MAX).is_ok();
             }
             // The error of an engine that cannot be released is its own.
-            let _ = queue.engine.release();
+            let _ = queue.release();
         }
         if !is_well {
             // Streams and graphs may still wait, and peers may still write.
@@ -559,6 +589,31 @@ impl<T> Drop for Channel<T> {
             allocation.leak();
         }
     }
+}
+
+/// Returns how many messages of a queue were not complete at its last poll.
+fn unfinished_of(queue: &Queue) -> usize {
+    (queue.marked() - queue.done()) as usize
+}
+
+/// Ends the group if an engine has failed.
+fn fail(shared: &Shared, name: &str, error: Error) -> Error {
+    if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::InvalidArgument)
+        || shared.check().is_err()
+    {
+        return shared.check().err().unwrap_or(error);
+    }
+
+    let rank = shared.bootstrap.rank();
+    let (cause, peer, text) = shared.cause_of_engine(&error);
+    shared.raise(AbortRecord {
+        cause,
+        by: Some(rank),
+        operation: name.to_owned(),
+        phase: "engine".to_owned(),
+        ..AbortRecord::timeout(Some(peer), format!("{name}: {text}"))
+    });
+    shared.check().err().unwrap_or(error)
 }
 
 fn invalid(text: String) -> Error {

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use peerlane_hal::{
     CopyEngine, Deadline, DynEngine, EngineRequirements, ErrorKind, Fabric, LinkKind, Rank,
+    Region as _, Space,
 };
 
-use super::queue::Queue;
 use super::{Channel, ChannelReport, ChannelSide, invalid, words_of_rank};
 use crate::element::Element;
 use crate::error::Error;
@@ -16,11 +16,14 @@ use crate::group::Group;
 use crate::group::agreement::{Offer, agree, decode, encode};
 use crate::group::heap::{Demand, Dropped, FlagLanes, Pool};
 use crate::group::report::{Fallback, LaneReport, LinkReport};
-use crate::group::segment::{Fabrics, connects};
+use crate::group::segment::{Fabrics, Segment, connects};
 use crate::group::shared::Shared;
 use crate::group::window::{Extent, Inner, Window};
 use crate::plan::{LaneId, Tier};
-use crate::run::buffers::WORD_BYTES;
+use crate::run::buffers::{
+    DoubleBuffering, FlagRegions, OperationBuffers, RankRegions, WORD_BYTES,
+};
+use crate::run::queue::{Queue, copies_rows};
 
 impl Group {
     /// Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
@@ -93,14 +96,22 @@ fn open<T: Element>(
     for (tier, engine) in [Tier::Local, Tier::Network].into_iter().zip(engines) {
         let (Some(eager), Some(captured)) = (flags.next(), flags.next()) else { break };
         let Some(engine) = engine else { continue };
+
+        let memory = memory_of(window, tier, [&eager, &captured], group.heap.epoch_base())?;
+        let memory = Arc::new(memory);
+        let on_host = window.region().space() == Space::Host;
+        let copies_rows = copies_rows(engine.caps(), on_host);
+        let backend = group.fabrics().of(tier)?.backend();
+        let queue = Queue::new(engine, backend, Arc::clone(&memory))?;
+
         let side = Arc::new(ChannelSide {
             name: name.clone(),
             rank,
             tier,
-            flags: eager,
-            captured,
-            queue: Mutex::new(Queue::new(engine)),
-            pending: Mutex::default(),
+            queue: Mutex::new(queue),
+            memory,
+            copies_rows,
+            stream_waits: Mutex::default(),
             is_open: AtomicBool::new(false),
             host_waits: (0..ranks).map(|_| AtomicU32::new(0)).collect(),
             is_watched: AtomicBool::new(false),
@@ -128,6 +139,40 @@ fn open<T: Element>(
         shared,
         used: Some(used),
         elements: PhantomData,
+    })
+}
+
+/// Returns the memory of a channel on one fabric: the window, and the flags of the host and of graphs.
+fn memory_of(
+    window: &Inner,
+    tier: Tier,
+    [eager, captured]: [&Segment; 2],
+    epoch_base: u64,
+) -> Result<OperationBuffers, Error> {
+    let of_tier = |segment: &Segment, what| {
+        let missing = || {
+            Error::new(ErrorKind::Other, format!("the {what} is not registered with every fabric"))
+        };
+        segment.of(tier).cloned().ok_or_else(missing)
+    };
+    let flags = FlagRegions {
+        eager: of_tier(eager, "memory of the signals")?,
+        captured: Some(of_tier(captured, "memory of the signals in graphs")?),
+    };
+
+    // One output, which all messages use, and flags that start at the first word.
+    let buffering = DoubleBuffering::new(1, 0, 0, true).expect("no bytes do not overflow");
+    let keep = [&window.segment, eager, captured].into_iter().flat_map(|segment| segment.keep());
+    Ok(OperationBuffers {
+        inputs: Vec::new(),
+        outputs: vec![of_tier(&window.segment, "window")?],
+        inbox: RankRegions::default(),
+        flags,
+        cross_tier_flags: None,
+        buffering,
+        epoch_base,
+        digest: None,
+        _keep: keep.cloned().collect(),
     })
 }
 

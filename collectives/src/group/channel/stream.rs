@@ -1,19 +1,20 @@
 //! Enqueues messages on the caller's stream, and finds out when they are overdue.
 
 use std::fmt;
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{CopyEngine, ErrorKind, Flag, Rank, Region, Stream, Ticket};
+use peerlane_hal::{Command, Direction, ErrorKind, Rank, Stream};
 
-use super::queue::fail;
-use super::{Channel, ChannelSide, CopyRange, Message, Mode, OnStream, Pending, StreamWait};
+use super::{Channel, ChannelSide, CopyRange, Mode, OnStream, StreamWait, StreamWaits, fail};
 use crate::bootstrap::AbortRecord;
 use crate::element::Element;
 use crate::error::Error;
 use crate::plan::Tier;
+use crate::run::buffers::Start;
+use crate::run::queue::{self, HasQueue, Queue};
 
 impl<T: Element> Channel<T> {
     /// Allows messages of the channel to be recorded into a graph, such as a CUDA graph.
@@ -56,51 +57,37 @@ impl<T: Element> Channel<T> {
         self.shared.check()?;
         let side = self.sides[Tier::Local as usize].clone();
         let side = side.expect("the local fabric has an engine, which connects a rank with itself");
-        let of_stream = |what: &'static str| move |error| Error::of_fabric(what, error);
 
-        // Refused before the fork, so that the refusal changes nothing.
-        let captures = {
-            let mut queue = side.queue();
-            let streams = queue.streams()?;
-            let captures = streams.is_capturing(stream);
-            let captures = captures.map_err(of_stream("query whether the stream captures"))?;
-            if captures && !self.captures {
+        let admit = |channel: &mut Self, captures| {
+            if captures && !channel.captures {
                 let text = format!(
                     "{}: the stream captures a graph, but the channel is not capturable; open it with `capturable()`",
-                    self.name
+                    channel.name
                 );
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
-            streams.fork(stream).map_err(of_stream("fork the engine from the stream"))?;
-            captures
+            Ok(())
         };
+        let result = queue::on_stream(self, stream, admit, |channel, captures| {
+            let mode = if captures { Mode::Captured } else { Mode::Stream };
+            let due = Instant::now() + channel.shared.timeout;
+            let mut messages = StreamMessages { channel, mode, waits: Vec::new() };
+            let worked = work(&mut messages);
+            let waits = messages.waits;
 
-        let mode = if captures { Mode::Captured } else { Mode::Stream };
-        let mut messages = StreamMessages { channel: self, mode, waits: Vec::new() };
-        let worked = work(&mut messages);
-        let waits = messages.waits;
-
-        // Also after an error of `work`, because earlier messages of it are on the stream.
-        let mut queue = side.queue();
-        let mut pending = side.pending();
-        match mode {
-            Mode::Captured => pending.recorded.extend(waits),
-            _ => {
-                let (ticket, due) = (queue.last, Instant::now() + self.shared.timeout);
-                pending.on_stream.push_back(OnStream { ticket, due, waits });
+            // Also after an error of `work`, because earlier messages of it are on the stream.
+            let number = side.queue().marked();
+            let mut stream_waits = side.stream_waits();
+            match mode {
+                Mode::Captured => stream_waits.recorded.extend(waits),
+                _ => stream_waits.on_stream.push_back(OnStream { number, due, waits }),
             }
-        }
-        drop(pending);
+            side.is_watched.store(true, Ordering::Release);
+            worked
+        });
 
-        let joined = queue.streams()?.join(stream);
-        let joined = joined.map_err(of_stream("join the engine to the stream"));
-        drop(queue);
-
-        side.is_watched.store(true, Ordering::Release);
         self.shared.watch_messages();
-        let result = worked?;
-        joined.map_err(|error| fail(&self.shared, &self.name, error))?;
-        Ok(result)
+        result
     }
 
     /// Returns the error with which the group has ended, if it has.
@@ -126,7 +113,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// As [`Channel::put`]; [`Unavailable`](ErrorKind::Unavailable) if the peer is on another node.
     pub fn put(&mut self, peer: Rank, from: Range<usize>, to: usize) -> Result<(), Error> {
         let copy = self.channel.copy(from.start, to, from.len())?;
-        self.channel.submit(peer, &[Message::Put(copy)], self.mode)
+        self.channel.submit(peer, &[copy.command(Direction::Put, peer)], self.mode)
     }
 
     /// Copies elements of a peer's window to this rank's window, like [`Channel::get`].
@@ -135,7 +122,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// As [`put`](Self::put).
     pub fn get(&mut self, peer: Rank, from: usize, to: Range<usize>) -> Result<(), Error> {
         let copy = self.channel.copy(from, to.start, to.len())?;
-        self.channel.submit(peer, &[Message::Get(copy)], self.mode)
+        self.channel.submit(peer, &[copy.command(Direction::Get, peer)], self.mode)
     }
 
     /// Makes many copies from this rank's window to that of a peer, like [`Channel::puts`].
@@ -143,8 +130,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// # Errors
     /// As [`Channel::puts`] and [`put`](Self::put).
     pub fn puts(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
-        let messages = self.channel.joined(copies, Message::Put)?;
-        self.channel.submit(peer, &messages, self.mode)
+        self.channel.submit_many(peer, copies, Direction::Put, self.mode)
     }
 
     /// Makes many copies from the window of a peer to this rank's, like [`Channel::gets`].
@@ -152,8 +138,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// # Errors
     /// As [`puts`](Self::puts).
     pub fn gets(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
-        let messages = self.channel.joined(copies, Message::Get)?;
-        self.channel.submit(peer, &messages, self.mode)
+        self.channel.submit_many(peer, copies, Direction::Get, self.mode)
     }
 
     /// Copies elements to the window of a peer and then gives it a signal, like [`Channel::put_signal`].
@@ -169,7 +154,7 @@ impl<T: Element> StreamMessages<'_, T> {
     ) -> Result<(), Error> {
         self.channel.check_signal(peer, signal)?;
         let copy = self.channel.copy(from.start, to, from.len())?;
-        self.channel.give(peer, signal, &[Message::Put(copy)], self.mode).map(drop)
+        self.channel.give(peer, signal, Some(copy), self.mode).map(drop)
     }
 
     /// Gives a peer a signal, like [`Channel::signal`].
@@ -178,7 +163,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// As [`Channel::signal`] and [`put`](Self::put).
     pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<(), Error> {
         self.channel.check_signal(peer, signal)?;
-        self.channel.give(peer, signal, &[], self.mode).map(drop)
+        self.channel.give(peer, signal, None, self.mode).map(drop)
     }
 
     /// Lets the stream wait until a peer has given a signal once more than this rank has waited for.
@@ -197,16 +182,36 @@ impl<T: Element> StreamMessages<'_, T> {
             );
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
+
         let index = channel.index(peer, signal);
         let count = channel.awaited[index] + 1;
-        let value = if *mode == Mode::Captured { 1 } else { channel.epoch_base + count };
-        let word = channel.word(peer, signal);
-        channel.submit(peer, &[Message::Wait { word, value }], *mode)?;
+        let flag = channel.flag_of(peer, peer, signal);
+        channel.submit_counted(peer, &[Command::Wait { flag }], *mode, count)?;
+
+        let start = if *mode == Mode::Captured { Start::Captured } else { Start::Eager(count) };
         if *mode != Mode::Captured {
             channel.awaited[index] = count;
         }
-        waits.push(StreamWait { peer, signal, word, value });
+        waits.push(StreamWait { signal, flag, start });
         Ok(())
+    }
+}
+
+impl<T: Element> HasQueue for Channel<T> {
+    const INSTEAD: &'static str = "send messages from the host";
+    type Failure = Error;
+
+    fn queue(&mut self) -> impl DerefMut<Target = Queue> {
+        let side = self.sides[Tier::Local as usize].as_ref();
+        side.expect("the local fabric has an engine, which connects a rank with itself").queue()
+    }
+
+    fn refused(&self, error: Error) -> Error {
+        error
+    }
+
+    fn broken(&self, error: Error) -> Error {
+        fail(&self.shared, &self.name, error)
     }
 }
 
@@ -221,33 +226,29 @@ impl ChannelSide {
         self.is_watched.load(Ordering::Acquire)
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
+    fn stream_waits(&self) -> MutexGuard<'_, StreamWaits> {
         // Every statement leaves the state whole.
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stream_waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the other ranks for whose signals the host, a stream or a graph waits.
     pub(in crate::group) fn waits(&self) -> Vec<Rank> {
         let host = Rank::all(self.host_waits.len()).zip(&self.host_waits);
         let host = host.filter(|(_, waits)| waits.load(Ordering::Relaxed) > 0);
-        let pending = self.pending();
-        let missing = pending.first().map_or_else(Vec::new, |(waits, is_captured)| {
-            self.missing(waits, is_captured).map(|wait| wait.peer).collect()
+        let stream_waits = self.stream_waits();
+        let missing = stream_waits.first().map_or_else(Vec::new, |(waits, _)| {
+            self.missing(waits).map(|wait| wait.flag.peer).collect()
         });
+
         let host = host.map(|(peer, _)| peer);
         host.chain(missing).filter(|peer| *peer != self.rank).collect()
     }
 
-    fn missing<'w>(
-        &self,
-        waits: &'w [StreamWait],
-        is_captured: bool,
-    ) -> impl Iterator<Item = &'w StreamWait> {
-        let flags = if is_captured { &self.captured } else { &self.flags };
-        waits.iter().filter(move |wait| {
-            let flag = flags.of(self.tier).map(|flags| flags.local_flag(wait.word));
-            let value = flag.and_then(|Flag { region, word }| region.flag_value(word));
-            value.is_none_or(|value| value < wait.value)
+    fn missing<'w>(&self, waits: &'w [StreamWait]) -> impl Iterator<Item = &'w StreamWait> {
+        waits.iter().filter(|wait| {
+            let value = self.memory.flag_value(wait.flag, wait.start);
+            let least = self.memory.flag_value_in(wait.start);
+            value.is_none_or(|value| value < least)
         })
     }
 
@@ -260,33 +261,34 @@ impl ChannelSide {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let mut pending = self.pending();
+        let mut stream_waits = self.stream_waits();
         // The error of an engine is returned by the next call on the channel.
-        let completed = queue.engine.completed().unwrap_or(Ticket::NONE);
-        while pending.on_stream.front().is_some_and(|front| front.ticket <= completed) {
-            pending.on_stream.pop_front();
+        let done = if queue.poll().is_ok() { queue.done() } else { 0 };
+        while stream_waits.on_stream.front().is_some_and(|front| front.number <= done) {
+            stream_waits.on_stream.pop_front();
         }
-        let replay_wait = match pending.recorded.is_empty() {
+
+        let replay_wait = match stream_waits.recorded.is_empty() {
             true => None,
-            false => {
-                queue.engine.streams().and_then(|streams| streams.replay_wait().ok().flatten())
-            }
+            false => queue.replay_wait().ok().flatten(),
         };
         drop(queue);
-        pending.is_replay_waiting = replay_wait.is_some();
-        let is_watched = !pending.on_stream.is_empty() || !pending.recorded.is_empty();
+        stream_waits.is_replay_waiting = replay_wait.is_some();
+        let is_watched = !stream_waits.on_stream.is_empty() || !stream_waits.recorded.is_empty();
         self.is_watched.store(is_watched, Ordering::Release);
-        let is_late = match pending.on_stream.front() {
+
+        let is_late = match stream_waits.on_stream.front() {
             Some(front) => front.due <= Instant::now(),
             None => replay_wait.is_some_and(|waited| waited >= timeout),
         };
-        let (waits, is_captured) = pending.first().filter(|_| is_late)?;
+        let (waits, is_captured) = stream_waits.first().filter(|_| is_late)?;
         let (name, rank) = (&self.name, self.rank);
         let what = if is_captured { "a replayed graph" } else { "a stream" };
-        let first = self.missing(waits, is_captured).next();
+        let first = self.missing(waits).next();
         let text = match first {
-            Some(StreamWait { peer, signal, .. }) => format!(
-                "{name} did not finish within {timeout:?}: {what} of rank {rank} waited for signal {signal} of rank {peer}"
+            Some(StreamWait { signal, flag, .. }) => format!(
+                "{name} did not finish within {timeout:?}: {what} of rank {rank} waited for signal {signal} of rank {}",
+                flag.peer
             ),
             None => format!(
                 "{name} did not finish within {timeout:?}: rank {rank} did not complete its copies or earlier work on its stream"
@@ -296,20 +298,18 @@ impl ChannelSide {
             by: Some(rank),
             operation: name.clone(),
             phase: "signal".to_owned(),
-            ..AbortRecord::timeout(Some(first.map_or(rank, |wait| wait.peer)), text)
+            ..AbortRecord::timeout(Some(first.map_or(rank, |wait| wait.flag.peer)), text)
         })
     }
 
     /// Lets the waits of streams and graphs pass, and returns whether the engine is drained.
     pub(in crate::group) fn release(&self) -> bool {
         let Ok(mut queue) = self.queue.try_lock() else { return false };
-        let last = queue.last;
-        queue.engine.release().is_ok()
-            && queue.engine.completed().is_ok_and(|ticket| ticket >= last)
+        queue.release().unwrap_or(false)
     }
 }
 
-impl Pending {
+impl StreamWaits {
     /// Returns the waits that the oldest incomplete messages contain, and whether they are in a graph.
     fn first(&self) -> Option<(&[StreamWait], bool)> {
         let on_stream = self.on_stream.front().map(|front| (&front.waits[..], false));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::{Channel, ChannelSide};
+use super::{Channel, ChannelSide, unfinished_of};
 use crate::element::Element;
 use crate::error::Error;
 use crate::run::backoff::Backoff;
@@ -309,7 +309,7 @@ impl<T: Element> Channel<T> {
             }
 
             // The park ends when the engine has completed something.
-            let is_open = |side: &&Arc<ChannelSide>| side.queue().unfinished > 0;
+            let is_open = |side: &&Arc<ChannelSide>| unfinished_of(&side.queue()) > 0;
             let tier = self.sides.iter().flatten().find(is_open).map(|side| side.tier);
             if let Some(tier) = tier {
                 let limit = turn.map_or(PARK_MAX, |turn| turn.pause().min(PARK_MAX));

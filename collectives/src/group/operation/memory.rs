@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Region, Space};
+use peerlane_hal::{Command, Deadline, DynRegion, ErrorKind, Rank, Region, Space};
 use serde::{Deserialize, Serialize};
 
 use super::plan::OperationPlan;
@@ -18,7 +18,6 @@ use crate::group::heap::{Allocation, Demand, FlagLanes, Heap, Pool};
 use crate::group::segment::{Fabrics, Keys, Segment};
 use crate::plan::Tier;
 use crate::run::buffers::{BufferId, Digest, FlagRegions, OperationBuffers, RankRegions};
-use crate::run::port::BoundStep;
 use crate::run::program::is_tiered;
 
 /// Blocks of the heap may be this large on ranks that need less.
@@ -183,12 +182,12 @@ impl Memory {
         self.allocation.take()
     }
 
-    /// Finds or imports the buffers that `steps` name, and completes the memory of this rank.
+    /// Finds or imports the buffers of peers that `commands` name, and completes the memory of this rank.
     pub(super) fn import<'s>(
         &mut self,
         operation: &OperationPlan,
         fabrics: Fabrics<'_>,
-        steps: impl Iterator<Item = (Tier, &'s BoundStep)>,
+        commands: impl Iterator<Item = (Tier, &'s Command)>,
         origins: &[Origins],
         deadline: Deadline,
     ) -> Result<(), Error> {
@@ -197,13 +196,12 @@ impl Memory {
             let source = &sources[buffer];
             self.buffers.entry(*buffer).or_default().set_local(source);
         }
-        let named: BTreeSet<_> = steps
-            .filter_map(|(tier, step)| match *step {
-                BoundStep::Put { peer, dst, .. } => Some((tier, dst.buffer, peer)),
-                BoundStep::Get { peer, src, .. } => Some((tier, src.buffer, peer)),
-                BoundStep::Reduce { .. } | BoundStep::Signal { .. } | BoundStep::Wait { .. } => {
-                    None
+        let named: BTreeSet<_> = commands
+            .filter_map(|(tier, command)| match *command {
+                Command::Copy { peer, remote, .. } => {
+                    Some((tier, BufferId::of_region(remote.region)?, peer))
                 }
+                Command::Reduce { .. } | Command::Signal { .. } | Command::Wait { .. } => None,
             })
             .collect();
         for (tier, buffer, peer) in named {
@@ -246,7 +244,6 @@ impl Memory {
                 .spec
                 .resizable
                 .then(|| Digest::new(operation.digest_bits, operation.pairs())),
-            reduction: operation.spec.reduction().ok().flatten(),
             _keep: keep.collect(),
         }
     }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use peerlane_hal::{
-    Caps, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements, ErrorKind, Fabric, Rank,
-    Reducer, Region as _, Space,
+    Caps, Command, Commands, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements,
+    ErrorKind, Fabric, Rank, Reducer, Region as _, Space,
 };
 use serde::{Deserialize, Serialize};
 
@@ -29,11 +29,13 @@ use crate::group::tracker::{PartCell, StartTracker};
 use crate::group::{Group, Setup};
 use crate::layout::Placement;
 use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
-use crate::run::buffers::{BufferId, OperationBuffers, RankRegions, Start, TierBuffers};
+use crate::run::buffers::{
+    BufferId, CROSS_TIER_FLAGS, OperationBuffers, RankRegions, Start, TierBuffers,
+};
 use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::{Adder, Lane};
-use crate::run::port::{BoundStep, EnginePort, Port, copies_rows, resolve};
 use crate::run::program::{Binding, Program, is_tiered};
+use crate::run::queue::{Queue, copies_rows};
 
 /// What a rank tells the others about operations that are prepared, apart from what must be equal.
 #[derive(Serialize, Deserialize)]
@@ -221,8 +223,9 @@ struct Preparation {
     operation: OperationPlan,
     refusal: Option<Arc<str>>,
     memory: Memory,
-    /// The engines of the lanes that need one, in the order of the lanes.
+    /// The engines of the lanes that need one, in the order of the lanes, until they are in `queues`.
     engines: Vec<DynEngine>,
+    queues: Vec<Queue>,
     lanes: Vec<BoundLane>,
     buffers: Option<TierBuffers>,
     /// The plans of shorter starts, largest first.
@@ -264,8 +267,8 @@ impl Preparation {
         memory: Memory,
         refusal: Option<Arc<str>>,
     ) -> Self {
-        let (lanes, shorter) = (Vec::new(), Vec::new());
-        Self { operation, refusal, memory, engines, lanes, buffers: None, shorter }
+        let (queues, lanes, shorter) = (Vec::new(), Vec::new(), Vec::new());
+        Self { operation, refusal, memory, engines, queues, lanes, buffers: None, shorter }
     }
 
     /// Returns the tiers and engines of the lanes that have an engine.
@@ -354,10 +357,20 @@ impl Preparation {
         let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &self.operation;
         let (resizable, with_origins) = (spec.resizable, spec.traced || spec.resizable);
         let (flags, on_host) = (*flags, self.memory.is_on_host());
+        let reduction = spec.reduction().ok().flatten();
         let bound = |(id, tier, caps): (LaneId, Tier, Caps)| {
             let rows = copies_rows(&caps, on_host);
-            let binding =
-                Binding { plan, layout, flags, flag_tiers, with_origins, resizable, rows };
+            let (plan, layout) = (plan, layout);
+            let binding = Binding {
+                plan,
+                layout,
+                flags,
+                flag_tiers,
+                reduction,
+                with_origins,
+                resizable,
+                rows,
+            };
             let program = binding.bind(id);
             let (has_streams, compute_bytes, reducer) = (false, 0, None);
             BoundLane { id, tier, program, caps, has_streams, compute_bytes, reducer }
@@ -365,11 +378,11 @@ impl Preparation {
         self.lanes = self.engines().map(bound).collect();
         self.lanes.iter().try_for_each(check_alignment)?;
         let fabrics = group.fabrics();
-        let steps = self
-            .lanes
-            .iter()
-            .flat_map(|lane| lane.program.steps.iter().map(|step| (lane.tier, step)));
-        self.memory.import(&self.operation, fabrics, steps, origins, deadline)?;
+        let of_lane = |lane: &'_ BoundLane| lane.tier;
+        let commands = self.lanes.iter().flat_map(|lane| {
+            lane.program.commands.iter().map(move |command| (of_lane(lane), command))
+        });
+        self.memory.import(&self.operation, fabrics, commands, origins, deadline)?;
         let on = |tier| Arc::new(self.memory.on(tier, &self.operation, epoch_base));
         let network = is_tiered(plan).then(|| on(Tier::Network));
         let buffers = TierBuffers { local: on(Tier::Local), network };
@@ -377,20 +390,28 @@ impl Preparation {
             true => &[Start::Eager(1), Start::Captured],
             false => &[Start::Eager(1)],
         };
-        for (lane, engine) in self.lanes.iter_mut().zip(&mut self.engines) {
+        let backend = |tier| match (tier, &group.setup.network) {
+            (Tier::Network, Some(network)) => network.backend(),
+            _ => group.setup.fabric.backend(),
+        };
+        for (lane, mut engine) in self.lanes.iter_mut().zip(std::mem::take(&mut self.engines)) {
             let slice_ops_max = if spec.traced { 1 } else { lane.caps.slice_ops_max };
             lane.has_streams = engine.streams().is_some();
-            let view = buffers.on_tier(lane.tier).expect("every lane has buffers on its tier");
+            let view = buffers.on_tier(lane.tier);
+            let view = view.expect("every lane has buffers on its tier");
             if lane.program.adds() {
                 let reducer = engine.prepare_reduce();
                 let reducer = reducer.map_err(|e| Error::of_fabric("prepare additions", e))?;
                 lane.reducer = reducer;
                 check_adder(spec, (reducer, lane.caps.kind), layout.ranks(), view)?;
             }
+
+            let mut queue = Queue::new(engine, backend(lane.tier), Arc::clone(view))?;
             let bytes = starts
                 .iter()
-                .map(|&start| compute_bytes(engine, view, &lane.program, slice_ops_max, start));
+                .map(|&start| compute_bytes(&mut queue, &lane.program, slice_ops_max, start));
             lane.compute_bytes = bytes.max().unwrap_or(0);
+            self.queues.push(queue);
         }
         self.buffers = Some(buffers);
         let report = report(&self.operation, self.refusal.as_ref(), fabrics, &self.lanes);
@@ -421,9 +442,9 @@ impl Preparation {
         if armed().any(|lane| lane.has_streams) {
             return false;
         }
-        armed()
-            .flat_map(|lane| &lane.program.waits)
-            .all(|wait| self.memory.has_host_flags(wait.tier, wait.address.crosses_tiers))
+        armed().flat_map(|lane| &lane.program.waits).all(|wait| {
+            self.memory.has_host_flags(wait.tier, wait.place.region == CROSS_TIER_FLAGS)
+        })
     }
 
     /// Creates the executors of the operation, and registers the operation as a user of its windows.
@@ -478,29 +499,18 @@ impl Preparation {
         name: &str,
         allocation: &SharedAllocation,
     ) -> (Prepared, Arc<OperationBuffers>, OperationPlan) {
-        let Self { operation, engines, lanes, buffers, .. } = self;
+        let Self { operation, queues, lanes, buffers, .. } = self;
         let spec = &operation.spec;
 
         let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
         let buffers = buffers.expect("the plan is bound before it is finished");
-        let lanes = lanes.into_iter().zip(engines).map(|(lane, engine)| {
-            let (fabric, view) = match (lane.tier, &buffers.network, &group.setup.network) {
-                (Tier::Network, Some(view), Some(fabric)) => (fabric, view),
-                _ => (&group.setup.fabric, &buffers.local),
-            };
-            let port = EnginePort::new(engine, fabric.backend(), Arc::clone(view));
+        let lanes = lanes.into_iter().zip(queues).map(|(lane, queue)| {
             let adder = match lane.reducer {
                 _ if !lane.program.adds() => Adder::None,
                 None => Adder::Thread,
                 Some(_) => Adder::Engine,
             };
-            Lane::new(
-                lane.id,
-                (lane.program, adder),
-                Box::new(port) as Box<dyn Port>,
-                takes_stream(lane.id),
-                spec.traced,
-            )
+            Lane::new(lane.id, (lane.program, adder), queue, spec.traced)
         });
         let lanes = lanes.collect();
         let local = Arc::clone(&buffers.local);
@@ -523,7 +533,7 @@ impl Preparation {
         // Lengths of pairs come from the caller's data and not from its code, so ranks disagree easily.
         let checks_starts = spec.checks_starts || operation.pairs().is_some();
 
-        // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; ports keep
+        // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; queues keep
         // the regions; `verify` has passed the plans. The caller of `OperationBuilder::capturable` keeps the operation longer than
         // the replays of its graphs.
         let executor =
@@ -581,33 +591,23 @@ fn engine(fabric: &DynFabric, requirements: EngineRequirements) -> Result<DynEng
     fabric.engine(requirements).map_err(|error| Error::of_fabric("create an engine", error))
 }
 
-fn compute_bytes(
-    engine: &mut DynEngine,
-    buffers: &OperationBuffers,
-    program: &Program,
-    slice_ops_max: usize,
-    start: Start,
-) -> u64 {
+fn compute_bytes(queue: &mut Queue, program: &Program, slice_ops_max: usize, start: Start) -> u64 {
     let slices = program.slices(slice_ops_max);
-    let bytes = slices.map(|steps| {
-        let (mut sources, mut ops) = (Vec::new(), Vec::new());
-        resolve(buffers, steps, start, &mut sources, &mut ops);
-        engine.compute_bytes(&ops, start == Start::Captured)
-    });
-    bytes.sum()
+    let slices = slices.map(|commands| Commands { commands, sources: &program.sources });
+    slices.map(|commands| queue.compute_bytes(commands, start)).sum()
 }
 
 /// Checks that the engine can make the copies of a lane.
 fn check_alignment(lane: &BoundLane) -> Result<(), Error> {
     let Caps { put_align_bytes: align, kind, .. } = lane.caps;
 
-    let is_odd = |step: &&BoundStep| match **step {
-        BoundStep::Put { dst, src, bytes, .. } | BoundStep::Get { dst, src, bytes, .. } => {
-            [dst.offset, src.offset, bytes].iter().any(|number| !number.is_multiple_of(align))
+    let is_odd = |command: &&Command| match **command {
+        Command::Copy { remote, local, bytes, .. } => {
+            [remote.offset, local.offset, bytes].iter().any(|number| !number.is_multiple_of(align))
         }
-        _ => false,
+        Command::Reduce { .. } | Command::Signal { .. } | Command::Wait { .. } => false,
     };
-    let Some(odd) = lane.program.steps.iter().find(is_odd) else { return Ok(()) };
+    let Some(odd) = lane.program.commands.iter().find(is_odd) else { return Ok(()) };
 
     let text = format!(
         "the operation has a copy of {} bytes, but {kind} engines copy multiples of {align} bytes from and to multiples of \

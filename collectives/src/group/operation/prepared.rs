@@ -19,7 +19,6 @@ use crate::plan::Plan;
 use crate::run::backoff::Backoff;
 use crate::run::buffers::Start;
 use crate::run::executor::{Executor, StartFailure};
-use crate::run::lane::Lane;
 use crate::trace::TracedStart;
 
 /// If a peer is late by seconds, a wait may take up to this much longer, because the thread sleeps between polls.
@@ -54,9 +53,10 @@ impl Prepared {
         checks_starts: bool,
         allocation: SharedAllocation,
     ) -> Self {
-        let wakers = executor.lanes().iter().map(Lane::waker).collect();
+        let lanes = || executor.lanes().iter();
+        let wakers = lanes().map(|lane| lane.queue.waker()).collect();
         let park_misses_events = executor.park_misses_events();
-        let queues = executor.lanes().iter().find_map(Lane::shared_queues);
+        let queues = lanes().find_map(|lane| lane.queue.caps().shared_queues);
         let executor = Arc::new(Mutex::new(executor));
         shared.enter(&tracker, &executor, wakers, queues);
         Self { executor, shared, tracker, park_misses_events, checks_starts, allocation }
@@ -178,25 +178,33 @@ impl Prepared {
         stream: &dyn Any,
         timeout: Duration,
     ) -> Result<Start, StartFailure> {
-        let captures = executor.is_capturing(stream)?;
-        let needs_thread =
-            if captures { executor.is_armed_by_capture() } else { executor.is_driven() };
-        if needs_thread {
-            // The thread must run before the stream contains steps that depend on it.
-            self.shared.drive_by_thread(&self.tracker).map_err(StartFailure::Refused)?;
-        }
-        if captures {
-            self.shared.watch_replays(&self.tracker);
-            executor.forked(stream, Executor::capture)?;
-            self.shared.family.wake_progress();
-            return Ok(Start::Captured);
-        }
-        self.tracker.mark_on_stream();
-        executor.forked(stream, |executor| {
+        let admit = |executor: &Executor, captures| {
+            if executor.needs_thread(captures) {
+                // The thread must run before the stream contains commands that depend on it.
+                self.shared.drive_by_thread(&self.tracker).map_err(StartFailure::Refused)?;
+            }
+
+            match captures {
+                true => self.shared.watch_replays(&self.tracker),
+                false => self.tracker.mark_on_stream(),
+            }
+            Ok(())
+        };
+
+        let start = executor.on_stream(stream, admit, |executor, captures| {
+            if captures {
+                executor.capture()?;
+                return Ok(Start::Captured);
+            }
             let epoch = self.begin(executor, Deadline::after(timeout));
             self.enqueue(executor)?;
             Ok(Start::Eager(epoch))
-        })
+        })?;
+
+        if start == Start::Captured {
+            self.shared.family.wake_progress();
+        }
+        Ok(start)
     }
 
     fn begin(&self, executor: &mut Executor, deadline: Deadline) -> u64 {
@@ -206,12 +214,14 @@ impl Prepared {
     }
 
     fn enqueue(&self, executor: &mut Executor) -> Result<(), StartFailure> {
-        loop {
+        // What is complete is asked only if there is no room, because a start must not wait for the answer.
+        executor.submit().map_err(StartFailure::Broken)?;
+        while !executor.is_submitted() {
             executor.drive().map_err(StartFailure::Broken)?;
             let closed = self.shared.close_done(&self.tracker, executor);
             closed.map_err(StartFailure::Broken)?;
             if executor.is_submitted() {
-                return Ok(());
+                break;
             }
             if self.shared.is_aborted() {
                 return Err(StartFailure::Aborted);
@@ -221,6 +231,7 @@ impl Prepared {
             }
             executor.park(ROOM_PARK_MAX).map_err(StartFailure::Broken)?;
         }
+        Ok(())
     }
 
     pub(crate) fn poll(&self, epoch: u64) -> Result<bool, Error> {

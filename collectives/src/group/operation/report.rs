@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use peerlane_hal::{Caps, Fabric as _, Rank, Reducer};
+use peerlane_hal::{Caps, Command, Direction, Fabric as _, Rank, Reducer};
 
 use super::plan::OperationPlan;
 use crate::group::report::{AdditionReport, Fallback, LaneReport, LinkReport, Report, TierReport};
 use crate::group::segment::Fabrics;
 use crate::plan::{LaneId, Tier};
-use crate::run::port;
 use crate::run::program::{Program, is_tiered};
 
 pub(super) struct BoundLane {
@@ -88,8 +87,8 @@ pub(super) fn report(
 fn additions(lane: &BoundLane) -> Option<AdditionReport> {
     let reducer = lane.reducer.filter(|reducer| reducer.blocks > 0)?;
     let mut targets = BTreeMap::new();
-    for step in &lane.program.steps {
-        if let port::BoundStep::Reduce { dst, bytes, .. } = *step {
+    for command in &lane.program.commands {
+        if let Command::Reduce { dst, bytes, .. } = *command {
             targets.insert(dst.offset, bytes);
         }
     }
@@ -100,17 +99,14 @@ fn tier_report(me: Rank, tier: Tier, lanes: &[BoundLane]) -> TierReport {
     let lanes = lanes.iter().filter(|lane| lane.tier == tier);
     let compute_bytes = lanes.clone().map(|lane| lane.compute_bytes).sum();
     let mut report = TierReport { tier, put_bytes: 0, got_bytes: 0, own_bytes: 0, compute_bytes };
-    for step in lanes.flat_map(|lane| &lane.program.steps) {
-        match *step {
-            port::BoundStep::Put { peer, .. } | port::BoundStep::Get { peer, .. } if peer == me => {
-                report.own_bytes += step.bytes();
-            }
-            port::BoundStep::Put { .. } => report.put_bytes += step.bytes(),
-            port::BoundStep::Get { .. } => report.got_bytes += step.bytes(),
-            port::BoundStep::Reduce { .. }
-            | port::BoundStep::Signal { .. }
-            | port::BoundStep::Wait { .. } => {}
-        }
+    for command in lanes.flat_map(|lane| &lane.program.commands) {
+        let Command::Copy { direction, peer, .. } = *command else { continue };
+        let total = match direction {
+            _ if peer == me => &mut report.own_bytes,
+            Direction::Put => &mut report.put_bytes,
+            Direction::Get => &mut report.got_bytes,
+        };
+        *total += command.bytes();
     }
     report
 }

@@ -1,0 +1,339 @@
+//! Submits commands to one engine, counts what is complete, and orders the engine against streams
+//! of the caller.
+//!
+//! A queue knows tickets, and not what the engine was given for them: the numbers that
+//! [`Queue::mark`] sets can follow one command, a slice or a whole program.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::ops::DerefMut;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+use std::time::Duration;
+
+use peerlane_hal::{
+    BackendId, BoundRegions, Caps, Command, Commands, CopyEngine, DynEngine, DynError, ErrorKind,
+    RegionFlag, StreamOrdered, Ticket,
+};
+
+use crate::error::Error;
+use crate::run::buffers::{FlagState, OperationBuffers, Start};
+
+/// The number of marks that a queue holds without an allocation.
+const OPEN_MARKS: usize = 64;
+
+pub(crate) struct Queue {
+    engine: DynEngine,
+    backend: BackendId,
+    /// The ticket of the last submission.
+    last: Ticket,
+    /// The marks that were not complete at the last poll, oldest first.
+    open: VecDeque<Mark>,
+    /// The number of the last mark.
+    marked: u64,
+    /// The regions of eager starts and, if there are such starts, of captured ones.
+    regions: BoundRegions,
+    captured: Option<BoundRegions>,
+    /// What starts add to offsets, for each of the outputs that they use in turn.
+    offsets: Vec<Box<[u64]>>,
+    // The contents of the vectors are not used after a call, only their allocations.
+    tags: Vec<u64>,
+    addresses: Vec<*const u8>,
+    /// Dropped last, because it keeps memory registered that the regions use.
+    memory: Arc<OperationBuffers>,
+}
+
+/// A number that is reached when a ticket is complete.
+struct Mark {
+    ticket: Ticket,
+    /// The number of the mark before.
+    before: u64,
+}
+
+// SAFETY: the addresses are only used within a call.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    /// Creates a queue of commands over this memory, whose regions it binds to the engine.
+    pub(crate) fn new(
+        engine: DynEngine,
+        backend: BackendId,
+        memory: Arc<OperationBuffers>,
+    ) -> Result<Self, Error> {
+        let bind = |captured| {
+            let bound = engine.bind(&memory.regions(captured));
+            bound.map_err(|error| Error::of_fabric("bind the regions of the engine", error))
+        };
+        let regions = bind(false)?;
+        let captured = memory.flags.captured.is_some().then(|| bind(true)).transpose()?;
+
+        Ok(Self {
+            engine,
+            backend,
+            last: Ticket::NONE,
+            open: VecDeque::with_capacity(OPEN_MARKS),
+            marked: 0,
+            regions,
+            captured,
+            offsets: memory.offsets(),
+            tags: Vec::new(),
+            addresses: Vec::new(),
+            memory,
+        })
+    }
+
+    pub(crate) fn caps(&self) -> &Caps {
+        self.engine.caps()
+    }
+
+    /// Returns the ticket of the last submission.
+    pub(crate) fn last(&self) -> Ticket {
+        self.last
+    }
+
+    /// Submits a slice of commands of a start, and returns whether the engine had room for it.
+    ///
+    /// # Safety
+    /// As [`CopyEngine::submit`].
+    pub(crate) unsafe fn submit(
+        &mut self,
+        commands: Commands<'_>,
+        start: Start,
+    ) -> Result<bool, Error> {
+        let regions = match start {
+            Start::Eager(_) => &self.regions,
+            Start::Captured => self.captured.as_ref().expect("a captured start has flags"),
+        };
+        let values = self.memory.start_values(start, &self.offsets, &mut self.tags);
+
+        // SAFETY: the contract of this function is that of `CopyEngine::submit`; `memory` keeps the
+        // regions.
+        match unsafe { self.engine.submit_commands(regions, commands, &values) } {
+            Ok(ticket) => self.last = ticket,
+            Err(error) if peerlane_hal::Error::kind(&error) == ErrorKind::QueueFull => {
+                return Ok(false);
+            }
+            Err(error) => return Err(Error::of_fabric("submit ops", error)),
+        }
+        Ok(true)
+    }
+
+    /// Returns how many bytes of the commands compute units would copy in a start.
+    pub(crate) fn compute_bytes(&mut self, commands: Commands<'_>, start: Start) -> u64 {
+        let is_captured = start == Start::Captured;
+        let regions = if is_captured { self.captured.as_ref() } else { Some(&self.regions) };
+        let Some(regions) = regions else { return 0 };
+
+        let values = self.memory.start_values(start, &self.offsets, &mut self.tags);
+        self.engine.compute_bytes_of(regions, commands, &values, is_captured)
+    }
+
+    /// Submits commands in slices, each of which raises the number of the last mark by its
+    /// commands.
+    ///
+    /// Whenever the engine has no room, `wait` says for how long to park, or why to give up.
+    ///
+    /// # Safety
+    /// As [`CopyEngine::submit`].
+    pub(crate) unsafe fn send(
+        &mut self,
+        commands: &[Command],
+        start: Start,
+        mut wait: impl FnMut() -> Result<Duration, Error>,
+    ) -> Result<(), Error> {
+        for commands in commands.chunks(self.engine.caps().slice_ops_max) {
+            let before = self.last;
+            // SAFETY: the contract of this function is that of `CopyEngine::submit`.
+            while !unsafe { self.submit(Commands { commands, sources: &[] }, start) }? {
+                let limit = wait()?;
+                self.poll()?;
+                self.park(limit)?;
+            }
+
+            // A slice in a capture gets no ticket of its own.
+            if self.last > before {
+                self.mark(self.marked + commands.len() as u64)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has [`done`](Self::done) return `number` when all that was submitted so far is complete.
+    pub(crate) fn mark(&mut self, number: u64) -> Result<(), Error> {
+        // A caller that never asks what is complete does not make the list longer and longer.
+        if self.open.len() == OPEN_MARKS {
+            self.poll()?;
+        }
+        self.open.push_back(Mark { ticket: self.last, before: self.marked });
+        self.marked = number;
+        Ok(())
+    }
+
+    /// Counts everything up to `number` as marked before.
+    pub(crate) fn skip_to(&mut self, number: u64) {
+        self.marked = number;
+    }
+
+    /// Returns the number of the last mark.
+    pub(crate) fn marked(&self) -> u64 {
+        self.marked
+    }
+
+    /// Returns the number of the last mark that was complete at the last poll.
+    pub(crate) fn done(&self) -> u64 {
+        self.open.front().map_or(self.marked, |mark| mark.before)
+    }
+
+    /// Asks the engine what is complete.
+    pub(crate) fn poll(&mut self) -> Result<Ticket, Error> {
+        let completed = self.engine.completed();
+        let completed =
+            completed.map_err(|error| Error::of_fabric("query the completed tickets", error))?;
+        while self.open.front().is_some_and(|mark| mark.ticket <= completed) {
+            self.open.pop_front();
+        }
+        Ok(completed)
+    }
+
+    pub(crate) fn park(&mut self, limit: Duration) -> Result<(), Error> {
+        self.engine.park(limit).map_err(|error| Error::of_fabric("park the engine", error))
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.engine.is_busy()
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        self.engine.waker()
+    }
+
+    /// Lets all waits pass, and returns whether everything that was submitted is complete.
+    pub(crate) fn release(&mut self) -> Result<bool, Error> {
+        self.engine.release().map_err(|error| Error::of_fabric("release the engine", error))?;
+        Ok(self.poll()? >= self.last)
+    }
+
+    /// Returns what a flag of this rank says, and resets it if it was signalled in a captured
+    /// start.
+    pub(crate) fn try_consume(&self, flag: RegionFlag, start: Start) -> Result<FlagState, Error> {
+        let Some(word) = self.memory.flag(flag, start) else {
+            let text = "the flags are in device memory, expected host memory for an engine that cannot queue \
+                 waits";
+            return Err(Error::new(ErrorKind::Mismatch, text));
+        };
+
+        // Acquire: the data that the signal published is visible to commands that are submitted
+        // next.
+        let value = word.load(Ordering::Acquire);
+        let state = self.memory.flag_state(value, start.before(flag.lag), flag.peer);
+        if state == FlagState::Signalled && start == Start::Captured {
+            // Release: a writer that sees the 0 may signal again.
+            word.store(0, Ordering::Release);
+        }
+        Ok(state)
+    }
+
+    /// Runs a reduction on the calling thread. Everything before it is complete.
+    ///
+    /// # Safety
+    /// Nobody else accesses the destination, or writes the sources. All of them are in host memory.
+    pub(crate) unsafe fn reduce(&mut self, commands: Commands<'_>, start: Start) {
+        let Commands {
+            commands: [Command::Reduce { dst, first, count, bytes, reduction }],
+            sources,
+        } = commands
+        else {
+            return;
+        };
+
+        let offsets = self.memory.start_values(start, &self.offsets, &mut self.tags).offsets;
+        let sources = &sources[*first as usize..][..*count as usize];
+        self.addresses.clear();
+        for source in sources {
+            self.addresses.push(self.memory.address(*source, offsets).cast_const());
+        }
+        let dst = self.memory.address(*dst, offsets);
+
+        // SAFETY: the caller guarantees it; places of one element type are aligned to it.
+        unsafe { reduction.run(dst, &self.addresses, *bytes as usize) };
+    }
+
+    /// Returns how long a replay has waited for flags of the engine, if one waits.
+    pub(crate) fn replay_wait(&mut self) -> Result<Option<Duration>, Error> {
+        let Some(streams) = self.engine.streams() else { return Ok(None) };
+        streams.replay_wait().map_err(|error| Error::of_fabric("query the running graphs", error))
+    }
+
+    /// Returns the streams of the engine. `instead` says what a caller can do without them.
+    fn streams(
+        &mut self,
+        instead: &str,
+    ) -> Result<&mut dyn StreamOrdered<Error = DynError>, Error> {
+        let (backend, kind) = (self.backend, self.engine.caps().kind);
+        self.engine.streams().ok_or_else(|| {
+            let text = format!(
+                "{kind} engines of the backend {backend} cannot run on a stream; {instead}"
+            );
+            Error::new(ErrorKind::Mismatch, text)
+        })
+    }
+}
+
+/// A holder of a queue, whose work can be ordered between two pieces of work on a stream of the
+/// caller.
+pub(crate) trait HasQueue {
+    /// What a caller can do without streams, for errors.
+    const INSTEAD: &'static str;
+    type Failure;
+
+    fn queue(&mut self) -> impl DerefMut<Target = Queue>;
+    /// Returns the failure of a call before which nothing has changed.
+    fn refused(&self, error: Error) -> Self::Failure;
+    /// Returns the failure of a call after which the engine cannot go on.
+    fn broken(&self, error: Error) -> Self::Failure;
+}
+
+/// Runs `body` with the queue behind the work that a stream of the caller holds now, and the later
+/// work of the stream behind the queue.
+///
+/// `admit` is told whether the stream captures, and can refuse that before anything changes. After
+/// the fork, the join follows in any case, even if `body` fails.
+pub(crate) fn on_stream<H: HasQueue, R>(
+    holder: &mut H,
+    stream: &dyn Any,
+    admit: impl FnOnce(&mut H, bool) -> Result<(), H::Failure>,
+    body: impl FnOnce(&mut H, bool) -> Result<R, H::Failure>,
+) -> Result<R, H::Failure> {
+    let captures = holder.queue().streams(H::INSTEAD).and_then(|streams| {
+        let captures = streams.is_capturing(stream);
+        captures.map_err(|error| Error::of_fabric("query whether the stream captures", error))
+    });
+    let captures = captures.map_err(|error| holder.refused(error))?;
+    admit(holder, captures)?;
+
+    let forked = holder.queue().streams(H::INSTEAD).and_then(|streams| {
+        let forked = streams.fork(stream);
+        forked.map_err(|error| Error::of_fabric("fork the engine from the stream", error))
+    });
+    forked.map_err(|error| holder.refused(error))?;
+    let done = body(holder, captures);
+
+    let joined = holder.queue().streams(H::INSTEAD).and_then(|streams| {
+        let joined = streams.join(stream);
+        joined.map_err(|error| Error::of_fabric("join the engine to the stream", error))
+    });
+    // The error of the body came first.
+    let value = done?;
+    joined.map_err(|error| holder.broken(error))?;
+    Ok(value)
+}
+
+/// Returns whether strided copies are submitted as one op. `on_host` tells that one of the two
+/// regions is in memory of the host.
+///
+/// An engine on streams enqueues each row of such a region as a command of its own, and many
+/// commands block the caller.
+pub(crate) fn copies_rows(caps: &Caps, on_host: bool) -> bool {
+    caps.rows && (caps.polled || !on_host)
+}
