@@ -50,12 +50,12 @@ pub use peerlane_rocm as rocm;
 #[cfg(feature = "cudarc")]
 pub use interop::RegisterSlice;
 pub use open::{Backend, OpenOptions, from_env};
-pub use peerlane_collectives::element::{DType, Element, Operator};
+pub use peerlane_collectives::element::{DType, Element, Operator, Untyped};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
     BlockLens, Buffer, Channel, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange,
     Operation, OperationDescription, OwnedStart, Part, Received, Selection, Started, Unreleased,
-    Window,
+    UntypedOperation, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
 pub use peerlane_collectives::{

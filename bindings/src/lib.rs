@@ -1,8 +1,11 @@
-//! Serves the C library and the Python package: operations of any element type, reports as JSON, and the detection of forks.
+//! Serves the C library and the Python package: operations that are kept between calls, streams by
+//! their pointers, reports as JSON, and the detection of forks.
 
 mod fork;
 mod operation;
 mod report;
+mod stream;
 
 pub use fork::check_process;
 pub use operation::{AnyOperation, Request};
+pub use stream::Stream;

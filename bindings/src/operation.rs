@@ -1,22 +1,29 @@
-//! Operations whose element type is known only at run time, and which own the state of their last
-//! start.
+//! Keeps operations between calls of other languages, with the state of their last start.
+//!
+//! | state | refuses |
+//! | --- | --- |
+//! | idle | a wait, the end of a lease |
+//! | started | all but a wait and a check |
+//! | leased | all but the end of the lease and a check |
+//! | failed | everything |
 
-use std::ffi::c_void;
 use std::fmt;
 use std::time::Duration;
 
 use peerlane::collective::Collective;
-use peerlane::element::with_element;
-use peerlane::group::{Matrix, OperationBuilder, Report};
+use peerlane::group::{Matrix, OperationBuilder};
 use peerlane::hal::BackendId;
 use peerlane::{
-    Algorithm, BlockLens, DType, Deadline, Element, Error, ErrorKind, Group, MemoryRange,
-    Operation, Operator, OwnedStart, Part, Window,
+    Algorithm, BlockLens, DType, Deadline, Error, ErrorKind, Group, MemoryRange, Operator,
+    OwnedStart, Part, Untyped, UntypedOperation, Window,
 };
 
 use crate::report;
+use crate::stream::Stream;
 
-/// Describes an operation, with the options that the builder of [`Group::operation`] has.
+type Builder<'g> = OperationBuilder<'g, Untyped>;
+
+/// Describes an operation, with the options that the builder of [`Group::untyped_operation`] has.
 #[derive(Debug)]
 pub struct Request {
     /// The collective.
@@ -33,8 +40,8 @@ pub struct Request {
     pub chunks: Option<u32>,
     /// Whether the input of a rank is its block of the output.
     pub in_place: bool,
-    /// Set by [`capturable`](Self::capturable).
-    capturable: bool,
+    /// Whether starts of the operation can be recorded into graphs.
+    pub capturable: bool,
     /// Whether each start can have its own lengths and places.
     pub resizable: bool,
     /// Whether the lengths and places of starts are compared also where the host cannot read the
@@ -69,7 +76,6 @@ impl Request {
             algorithm: None,
             chunks: None,
             in_place: false,
-            // Only the method `capturable` sets it, whose caller makes a promise.
             capturable: false,
             resizable: false,
             check_starts: false,
@@ -82,32 +88,33 @@ impl Request {
         }
     }
 
-    /// Allows starts of the operation to be recorded into graphs.
-    ///
-    /// # Safety
-    /// As [`OperationBuilder::capturable`].
-    pub unsafe fn capturable(&mut self) {
-        self.capturable = true;
-    }
-
     /// Prepares the operation. Collective.
+    ///
+    /// If [`capturable`](Self::capturable) is set, `make_capturable` calls
+    /// [`OperationBuilder::capturable`], because only the caller knows its promise.
     ///
     /// # Errors
     /// As [`OperationBuilder::prepare`].
-    pub fn prepare(self, group: &mut Group) -> Result<AnyOperation, Error> {
+    pub fn prepare(
+        self,
+        group: &mut Group,
+        make_capturable: impl FnOnce(Builder<'_>) -> Builder<'_>,
+    ) -> Result<AnyOperation, Error> {
         let backend = group.selection().local;
-        let state = with_element!(self.dtype, T => self.prepare_as::<T>(group))?;
+        let is_capturable = self.capturable;
+
+        let mut builder = self.builder(group);
+        if is_capturable {
+            builder = make_capturable(builder);
+        }
+        let state = State::Idle(builder.prepare()?);
         Ok(AnyOperation { state, backend })
     }
 
-    fn prepare_as<T: Element>(self, group: &mut Group) -> Result<Box<dyn Operate>, Error>
-    where
-        Operation<T>: Send,
-    {
-        let mut builder: OperationBuilder<'_, T> = group.operation(self.collective, self.lens);
-        if self.collective.is_reduction() {
-            builder = builder.operator(self.operator);
-        }
+    /// Returns a builder with all options but `capturable`.
+    fn builder(self, group: &mut Group) -> Builder<'_> {
+        let mut builder = group.untyped_operation(self.collective, self.dtype, self.lens);
+        builder = builder.operator(self.operator);
 
         // What is not set keeps the default of the builder.
         if let Some(algorithm) = self.algorithm {
@@ -122,10 +129,16 @@ impl Request {
         if let Some((rows, sides)) = self.matrix {
             builder = builder.matrix(rows, sides);
         }
-        if let Some(label) = &self.label {
+        if let Some(label) = self.label {
             builder = builder.label(label);
         }
 
+        if self.in_place {
+            builder = builder.in_place();
+        }
+        if self.resizable {
+            builder = builder.resizable();
+        }
         if self.strict {
             builder = builder.strict(true);
         }
@@ -134,49 +147,52 @@ impl Request {
         }
 
         if let Some((window, begin)) = &self.input {
-            builder = builder.input_from(&window.cast(), *begin);
+            builder = builder.input_from(&window.untyped(), *begin);
         }
         if let Some((window, begin)) = &self.output {
-            builder = builder.output_into(&window.cast(), *begin);
+            builder = builder.output_into(&window.untyped(), *begin);
         }
-
-        for (is_set, set) in [
-            (self.in_place, OperationBuilder::in_place as fn(_) -> _),
-            (self.resizable, OperationBuilder::resizable),
-        ] {
-            builder = if is_set { set(builder) } else { builder };
-        }
-
-        if self.capturable {
-            // SAFETY: the caller of `capturable` guarantees the same.
-            builder = unsafe { builder.capturable() };
-        }
-        Ok(Box::new(State::Idle(Box::new(builder.prepare()?))))
+        builder
     }
 }
 
-/// An operation of any element type.
+/// An operation of any element type, with the state of its last start.
 pub struct AnyOperation {
-    state: Box<dyn Operate>,
+    state: State,
     backend: BackendId,
 }
 
+enum State {
+    Idle(UntypedOperation),
+    Started(OwnedStart<Untyped>),
+    /// The caller has the output of a start on a stream. A [`Lease`](peerlane::Lease) would borrow
+    /// the operation; this state refuses other starts in its place.
+    Leased(UntypedOperation),
+    Failed,
+}
+
 impl AnyOperation {
+    /// Returns the backend of the group, whose streams the operation can be started on.
+    pub fn backend(&self) -> BackendId {
+        self.backend
+    }
+
     /// Starts the operation and waits until its output is complete. Collective.
     ///
     /// # Errors
-    /// As [`Operation::run`], and if a start is open.
+    /// As [`UntypedOperation::run`], and if a start is open.
     pub fn run(&mut self) -> Result<(), Error> {
-        let run = self.state.run();
+        let run = self.idle().and_then(UntypedOperation::run);
         self.noted(run)
     }
 
     /// Starts the operation; [`wait`](Self::wait) finishes the start. Collective.
     ///
     /// # Errors
-    /// As [`Operation::start`], and if a start is open.
+    /// As [`UntypedOperation::start`], and if a start is open.
     pub fn start(&mut self) -> Result<(), Error> {
-        let started = self.state.start();
+        let started = self.take().and_then(UntypedOperation::into_started);
+        let started = started.map(|started| self.state = State::Started(started));
         self.noted(started)
     }
 
@@ -186,7 +202,13 @@ impl AnyOperation {
     /// # Errors
     /// As [`OwnedStart::wait_until`], and if no start is open.
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
-        self.state.wait(limit.map_or(Wait::ToEnd, Wait::Until))
+        let started = self.started()?;
+        let is_done = match limit {
+            Some(Duration::ZERO) => started.poll()?,
+            Some(limit) => started.wait_until(Deadline::after(limit))?,
+            None => true,
+        };
+        self.finish_if(is_done)
     }
 
     /// Waits for the open start until `part` has passed, as one of several calls. Returns whether
@@ -195,22 +217,30 @@ impl AnyOperation {
     /// # Errors
     /// As [`OwnedStart::wait_part`], and if no start is open.
     pub fn wait_part(&mut self, part: Duration) -> Result<bool, Error> {
-        self.state.wait(Wait::Part(part))
+        let is_done = self.started()?.wait_part(Deadline::after(part))?;
+        self.finish_if(is_done)
     }
 
     /// Enqueues a start on a stream of the vendor, and returns the output.
     /// [`end_lease`](Self::end_lease) must follow. Collective.
     ///
     /// # Errors
-    /// As [`Operation::start_on`], and if a start is open or leased.
-    ///
-    /// # Safety
-    /// `stream` is a stream of the device of this rank. It lives until the operation was started on
-    /// another one or was dropped.
-    pub unsafe fn start_on(&mut self, stream: *mut c_void) -> Result<MemoryRange, Error> {
-        // SAFETY: this function has the same contract.
-        let started = unsafe { self.state.start_on(stream, self.backend) };
-        self.noted(started)
+    /// As [`UntypedOperation::start_on`]; if a start is open or leased; the error of the stream if
+    /// it has one.
+    pub fn start_on(&mut self, stream: Result<Stream, Error>) -> Result<MemoryRange, Error> {
+        let output = self.enqueue(stream);
+        self.noted(output)
+    }
+
+    fn enqueue(&mut self, stream: Result<Stream, Error>) -> Result<MemoryRange, Error> {
+        let operation = self.idle()?;
+        let output = match stream? {
+            Stream::Cuda(stream) => operation.start_on(&stream)?.output(),
+            Stream::Rocm(stream) => operation.start_on(&stream)?.output(),
+        };
+
+        self.state = State::Leased(self.take()?);
+        Ok(output)
     }
 
     /// Ends the lease of the last start on a stream, because the work that reads its output is on
@@ -219,41 +249,40 @@ impl AnyOperation {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if no start is leased.
     pub fn end_lease(&mut self) -> Result<(), Error> {
-        self.state.end_lease()
+        match std::mem::replace(&mut self.state, State::Failed) {
+            State::Leased(operation) => {
+                self.state = State::Idle(operation);
+                Ok(())
+            }
+            other => {
+                self.state = other;
+                Err(invalid("no start on a stream is leased"))
+            }
+        }
     }
 
     /// Ends the lease of the last start on a stream if there is one, as
     /// [`end_lease`](Self::end_lease).
     pub fn end_lease_if_any(&mut self) {
         // The only error is that no start is leased.
-        let _ = self.state.end_lease();
+        let _ = self.end_lease();
     }
 
     /// Sets lengths and places of the next starts.
     ///
     /// # Errors
-    /// As [`Operation::resize`], and if a start is open.
+    /// As [`UntypedOperation::resize`], and if a start is open.
     pub fn resize(&mut self, part: Part<'_>) -> Result<(), Error> {
-        let resized = self.state.resize(part);
+        let resized = self.idle().and_then(|operation| operation.resize(part).map(drop));
         self.noted(resized)
-    }
-
-    /// Notes the error of a start that was refused. The other ranks wait for the start, and learn
-    /// of it when they ask.
-    fn noted<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
-        result.inspect_err(|error| {
-            if error.kind() == ErrorKind::InvalidArgument {
-                self.state.note_refusal(error);
-            }
-        })
     }
 
     /// Returns the address range of the input.
     ///
     /// # Errors
-    /// As [`Operation::input_memory`], and if a start is open.
+    /// As [`UntypedOperation::input_memory`], and if a start is open.
     pub fn input_memory(&mut self) -> Result<MemoryRange, Error> {
-        self.state.memory(false)
+        self.idle()?.input_memory()
     }
 
     /// Returns the address range of the output of the last start.
@@ -261,15 +290,19 @@ impl AnyOperation {
     /// # Errors
     /// If a start is open.
     pub fn output_memory(&mut self) -> Result<MemoryRange, Error> {
-        self.state.memory(true)
+        Ok(self.idle()?.output_memory())
     }
 
     /// Returns the error of the start on a stream that has ended the group, if one has.
     ///
     /// # Errors
-    /// As [`Operation::check`].
+    /// As [`UntypedOperation::check`].
     pub fn check(&mut self) -> Result<(), Error> {
-        self.state.check()
+        match &self.state {
+            State::Leased(operation) => operation.check(),
+            State::Started(_) => Ok(()),
+            _ => self.idle()?.check(),
+        }
     }
 
     /// Returns the report as one JSON object.
@@ -277,7 +310,57 @@ impl AnyOperation {
     /// # Errors
     /// If a start is open.
     pub fn report(&mut self) -> Result<String, Error> {
-        Ok(report::json(self.state.report()?).to_string())
+        Ok(report::json(self.idle()?.report()).to_string())
+    }
+
+    fn idle(&mut self) -> Result<&mut UntypedOperation, Error> {
+        match &mut self.state {
+            State::Idle(operation) => Ok(operation),
+            State::Started(_) => Err(invalid("a start is open; wait for it first")),
+            State::Leased(_) => Err(invalid("a start on a stream is leased; end the lease first")),
+            State::Failed => Err(invalid("a start has failed; prepare another operation")),
+        }
+    }
+
+    /// Takes the operation out of the state, which is `Failed` until the caller sets another one.
+    fn take(&mut self) -> Result<UntypedOperation, Error> {
+        self.idle()?;
+        match std::mem::replace(&mut self.state, State::Failed) {
+            State::Idle(operation) => Ok(operation),
+            _ => unreachable!("checked above"),
+        }
+    }
+
+    fn started(&mut self) -> Result<&mut OwnedStart<Untyped>, Error> {
+        match &mut self.state {
+            State::Started(started) => Ok(started),
+            _ => Err(invalid("no start is open; start the operation first")),
+        }
+    }
+
+    /// Waits for the rest of the open start if `is_done` is set, and returns `is_done`.
+    fn finish_if(&mut self, is_done: bool) -> Result<bool, Error> {
+        if !is_done {
+            return Ok(false);
+        }
+
+        // A start that fails leaves the state failed.
+        if let State::Started(started) = std::mem::replace(&mut self.state, State::Failed) {
+            self.state = State::Idle(started.wait()?);
+        }
+        Ok(true)
+    }
+
+    /// Notes the error of a start that was refused. The other ranks wait for the start, and learn
+    /// of it when they ask.
+    fn noted<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
+        result.inspect_err(|error| match &self.state {
+            _ if error.kind() != ErrorKind::InvalidArgument => {}
+            State::Idle(operation) | State::Leased(operation) => operation.note_refusal(error),
+            State::Started(started) => started.note_refusal(error),
+            // The ranks know from the group why it has ended.
+            State::Failed => {}
+        })
     }
 }
 
@@ -291,174 +374,6 @@ fn invalid(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-/// How long a wait for a start lasts.
-enum Wait {
-    /// Up to the timeout of the start.
-    ToEnd,
-    /// Up to a limit of the caller.
-    Until(Duration),
-    /// One part of a wait up to the timeout of the start.
-    Part(Duration),
-}
-
-trait Operate: Send {
-    /// Notes a start that was refused, for ranks that ask what this rank waits for.
-    fn note_refusal(&self, error: &Error);
-    fn run(&mut self) -> Result<(), Error>;
-    fn start(&mut self) -> Result<(), Error>;
-    fn wait(&mut self, how: Wait) -> Result<bool, Error>;
-    /// Enqueues a start on a stream, and returns its output.
-    ///
-    /// # Safety
-    /// As for [`AnyOperation::start_on`].
-    unsafe fn start_on(
-        &mut self,
-        stream: *mut c_void,
-        backend: BackendId,
-    ) -> Result<MemoryRange, Error>;
-    fn end_lease(&mut self) -> Result<(), Error>;
-    fn resize(&mut self, part: Part<'_>) -> Result<(), Error>;
-    fn memory(&mut self, of_output: bool) -> Result<MemoryRange, Error>;
-    fn check(&mut self) -> Result<(), Error>;
-    fn report(&mut self) -> Result<&Report, Error>;
-}
-
-enum State<T: Element> {
-    Idle(Box<Operation<T>>),
-    Started(Box<OwnedStart<T>>),
-    /// The caller has the output of a start on a stream. A [`Lease`](peerlane::Lease) would borrow
-    /// the operation; this state refuses other starts in its place.
-    Leased(Box<Operation<T>>),
-    Failed,
-}
-
-impl<T: Element> State<T> {
-    fn idle(&mut self) -> Result<&mut Operation<T>, Error> {
-        match self {
-            Self::Idle(operation) => Ok(operation),
-            Self::Started(_) => Err(invalid("a start is open; wait for it first")),
-            Self::Leased(_) => Err(invalid("a start on a stream is leased; end the lease first")),
-            Self::Failed => Err(invalid("a start has failed; prepare another operation")),
-        }
-    }
-
-    /// Takes the operation out of the state, which is `Failed` until the caller sets another one.
-    fn take(&mut self) -> Result<Box<Operation<T>>, Error> {
-        self.idle()?;
-        match std::mem::replace(self, Self::Failed) {
-            Self::Idle(operation) => Ok(operation),
-            _ => unreachable!("checked above"),
-        }
-    }
-}
-
-impl<T: Element> Operate for State<T>
-where
-    Operation<T>: Send,
-{
-    fn note_refusal(&self, error: &Error) {
-        match self {
-            Self::Idle(operation) | Self::Leased(operation) => operation.note_refusal(error),
-            Self::Started(started) => started.note_refusal(error),
-            // The ranks know from the group why it has ended.
-            Self::Failed => {}
-        }
-    }
-
-    fn run(&mut self) -> Result<(), Error> {
-        self.idle()?.run()
-    }
-
-    fn start(&mut self) -> Result<(), Error> {
-        *self = Self::Started(Box::new(self.take()?.into_started()?));
-        Ok(())
-    }
-
-    fn wait(&mut self, how: Wait) -> Result<bool, Error> {
-        let Self::Started(started) = self else {
-            return Err(invalid("no start is open; start the operation first"));
-        };
-        let is_done = match how {
-            Wait::Until(Duration::ZERO) => started.poll()?,
-            Wait::Until(limit) => started.wait_until(Deadline::after(limit))?,
-            Wait::Part(part) => started.wait_part(Deadline::after(part))?,
-            Wait::ToEnd => true,
-        };
-
-        // A start that fails leaves the state failed.
-        if is_done && let Self::Started(started) = std::mem::replace(self, Self::Failed) {
-            *self = Self::Idle(Box::new(started.wait()?));
-        }
-        Ok(is_done)
-    }
-
-    unsafe fn start_on(
-        &mut self,
-        stream: *mut c_void,
-        backend: BackendId,
-    ) -> Result<MemoryRange, Error> {
-        let operation = self.idle()?;
-        let lease = match backend {
-            BackendId::CUDA => {
-                // SAFETY: the contract of this function says that the stream is one of this rank's
-                // device, and lives long enough.
-                let stream = unsafe { peerlane::cuda::Stream::from_raw(stream) };
-                operation.start_on(&stream)?
-            }
-            BackendId::ROCM => {
-                // SAFETY: the contract of this function says that the stream is one of this rank's
-                // device, and lives long enough.
-                let stream = unsafe { peerlane::rocm::Stream::from_raw(stream) };
-                operation.start_on(&stream)?
-            }
-            _ => {
-                return Err(invalid(format!(
-                    "the group is on the backend {backend}, which has no streams; start the operation on the host"
-                )));
-            }
-        };
-
-        let output = lease.output();
-        *self = Self::Leased(self.take()?);
-        Ok(output)
-    }
-
-    fn end_lease(&mut self) -> Result<(), Error> {
-        match std::mem::replace(self, Self::Failed) {
-            Self::Leased(operation) => {
-                *self = Self::Idle(operation);
-                Ok(())
-            }
-            other => {
-                *self = other;
-                Err(invalid("no start on a stream is leased"))
-            }
-        }
-    }
-
-    fn resize(&mut self, part: Part<'_>) -> Result<(), Error> {
-        self.idle()?.resize(part)?;
-        Ok(())
-    }
-
-    fn memory(&mut self, of_output: bool) -> Result<MemoryRange, Error> {
-        let operation = self.idle()?;
-        Ok(if of_output { operation.output_memory() } else { operation.input_memory()? })
-    }
-
-    fn check(&mut self) -> Result<(), Error> {
-        match self {
-            Self::Leased(operation) => operation.check(),
-            Self::Started(_) => Ok(()),
-            _ => self.idle()?.check(),
-        }
-    }
-
-    fn report(&mut self) -> Result<&Report, Error> {
-        Ok(self.idle()?.report())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use peerlane::bootstrap::{Bootstrap, in_process};
@@ -466,48 +381,75 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_leased_operation_refuses_all_but_a_check_until_the_lease_ends() {
+    /// Runs `body` with an operation of a group of one rank on the host.
+    fn with_operation(body: impl Fn(&mut AnyOperation) -> Result<(), Error> + Sync) {
         in_process::run(1, |bootstrap| {
             let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
             let mut group = Group::open(bootstrap, fabric)?;
-            let operation = group.all_gather::<u8>(8).prepare()?;
-            // The host has no streams, so the state after a start on a stream is made here.
-            let mut state = State::Leased(Box::new(operation));
-
-            let leased = "a start on a stream is leased; end the lease first";
-            let said = |result: Result<(), Error>| result.unwrap_err().to_string();
-            assert_eq!(said(state.run()), leased);
-            assert_eq!(said(state.start()), leased);
-            assert_eq!(said(state.resize(Part::len(1))), leased);
-            assert_eq!(said(state.memory(true).map(drop)), leased);
-            assert_eq!(said(state.report().map(drop)), leased);
-            state.check()?;
-
-            state.end_lease()?;
-            state.run()?;
-            assert_eq!(said(state.end_lease()), "no start on a stream is leased");
-            drop(state);
+            let request = Request::new(Collective::AllGather, DType::U8, 8.into());
+            let mut operation = request.prepare(&mut group, |builder| builder)?;
+            body(&mut operation)?;
+            drop(operation);
             group.close()
         })
         .unwrap();
     }
 
+    fn said<R: fmt::Debug>(result: Result<R, Error>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_leased_operation_refuses_all_but_a_check_until_the_lease_ends() {
+        with_operation(|operation| {
+            // The host has no streams, so the state after a start on a stream is made here.
+            operation.state = State::Leased(operation.take()?);
+
+            let leased = "a start on a stream is leased; end the lease first";
+            assert_eq!(said(operation.run()), leased);
+            assert_eq!(said(operation.start()), leased);
+            assert_eq!(said(operation.resize(Part::len(1))), leased);
+            assert_eq!(said(operation.output_memory()), leased);
+            assert_eq!(said(operation.report()), leased);
+            operation.check()?;
+
+            operation.end_lease()?;
+            operation.run()?;
+            assert_eq!(said(operation.end_lease()), "no start on a stream is leased");
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn an_open_start_refuses_all_but_a_wait_and_a_check() {
+        with_operation(|operation| {
+            let none = "no start is open; start the operation first";
+            assert_eq!(said(operation.wait(None)), none);
+            assert_eq!(said(operation.wait_part(Duration::ZERO)), none);
+
+            operation.start()?;
+            let open = "a start is open; wait for it first";
+            assert_eq!(said(operation.start()), open);
+            assert_eq!(said(operation.input_memory()), open);
+            operation.check()?;
+
+            assert!(operation.wait(None)?);
+            operation.run()
+        });
+    }
+
     #[test]
     fn a_start_on_a_stream_that_fails_leaves_the_operation_as_it_is() {
-        in_process::run(1, |bootstrap| {
-            let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
-            let mut group = Group::open(bootstrap, fabric)?;
-            let request = Request::new(Collective::AllGather, DType::U8, 8.into());
-            let mut operation = request.prepare(&mut group)?;
+        with_operation(|operation| {
+            // The conversion of the pointer fails on the host, which has no streams.
+            let refused = || Err(invalid("which has no streams"));
+            assert_eq!(said(operation.start_on(refused())), "which has no streams");
 
-            // SAFETY: the host has no streams, so the pointer is not used.
-            let refused = unsafe { operation.start_on(std::ptr::null_mut()) }.unwrap_err();
-            assert!(refused.to_string().contains("which has no streams"), "{refused}");
-            operation.run()?;
-            drop(operation);
-            group.close()
-        })
-        .unwrap();
+            operation.start()?;
+            let open = "a start is open; wait for it first";
+            assert_eq!(said(operation.start_on(refused())), open);
+            assert!(operation.wait(None)?);
+            operation.run()
+        });
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use peerlane::collective::Collective;
 use peerlane::{BlockLens, DType, Error, Group, Operator, Part, Rank, Window};
-use peerlane_bindings::{AnyOperation, Request};
+use peerlane_bindings::{AnyOperation, Request, Stream};
 
 use crate::group::{GROUPS, GroupHandle, check_header, text};
 use crate::handle::{Table, clear, lock};
@@ -132,9 +132,11 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
             unsafe { request(group, options) }
         };
 
-        let prepared = GROUPS
-            .get(group.addr())?
-            .collective(request, |group, request| Ok(request.prepare(group)?))?;
+        let prepared = GROUPS.get(group.addr())?.collective(request, |group, request| {
+            // SAFETY: the header says at `capturable` when the replays of a C program must be
+            // complete.
+            Ok(request.prepare(group, |builder| unsafe { builder.capturable() })?)
+        })?;
 
         // SAFETY: the contract of this function says that `operation` points to a handle; NULL has
         // been refused.
@@ -174,6 +176,7 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     (request.operator, request.algorithm) = (operator, algorithm);
     request.chunks = (options.chunks > 0).then_some(options.chunks);
     request.in_place = options.in_place;
+    request.capturable = options.capturable;
     request.resizable = options.resizable;
     request.strict = options.strict;
 
@@ -182,11 +185,6 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     request.timeout = (!timeout.is_zero()).then_some(timeout);
     request.input = window(options.input)?.map(|window| (window, options.input_begin));
     request.output = window(options.output)?.map(|window| (window, options.output_begin));
-
-    if options.capturable {
-        // SAFETY: the header says at `capturable` when the replays of a C program must be complete.
-        unsafe { request.capturable() };
-    }
     Ok(request)
 }
 
@@ -343,7 +341,8 @@ pub unsafe extern "C" fn peerlane_operation_start_on(
     call(|| {
         let memory = with(operation, |operation| {
             // SAFETY: this function has the same contract for the stream.
-            unsafe { operation.start_on(stream) }
+            let stream = unsafe { Stream::from_raw(operation.backend(), stream) };
+            operation.start_on(stream)
         })?;
 
         // SAFETY: the contract of this function says that `output` is NULL or points to an address.

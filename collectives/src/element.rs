@@ -74,6 +74,12 @@ pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + sealed::Sealed {
     const DTYPE: DType;
 }
 
+/// Stands for an element type that is chosen at run time, in
+/// [`UntypedOperation`](crate::group::UntypedOperation) and in the windows and buffers of its
+/// builder.
+#[derive(Clone, Copy, Debug)]
+pub enum Untyped {}
+
 macro_rules! elements {
     (
         ()

@@ -585,20 +585,18 @@ impl Group {
             request.timeout = seconds("timeout", timeout)?;
             request.input = place("input", input)?;
             request.output = place("output", output)?;
-
-            if flag("capturable", capturable)? {
-                // SAFETY: the documentation of `Group.prepare` in Python says when the replays must
-                // be complete.
-                unsafe { request.capturable() };
-            }
-            Ok((request, dtype))
+            request.capturable = flag("capturable", capturable)?;
+            Ok(request)
         };
 
         let this = slf.get();
-        let (prepared, dtype) =
-            this.collective(slf.py(), arguments(), |group, (request, dtype)| {
-                Ok((request.prepare(group)?, dtype))
-            })?;
+        let (prepared, dtype) = this.collective(slf.py(), arguments(), |group, request| {
+            let dtype = request.dtype;
+            // SAFETY: the documentation of `Group.prepare` in Python says when the replays must be
+            // complete.
+            let prepared = request.prepare(group, |builder| unsafe { builder.capturable() })?;
+            Ok((prepared, dtype))
+        })?;
         Ok(Operation::new(prepared, dtype, this.backend, this.device))
     }
 }

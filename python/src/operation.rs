@@ -1,4 +1,4 @@
-//! Prepared operations.
+//! Defines the Python class of prepared operations.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerlane::hal::BackendId;
 use peerlane::{DType, Error, Part};
-use peerlane_bindings::AnyOperation;
+use peerlane_bindings::{AnyOperation, Stream};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
@@ -51,7 +51,8 @@ impl Operation {
         body(operation.as_mut().ok_or_else(|| invalid("the operation was dropped"))?)
     }
 
-    /// Like `with`, after the caller has enqueued what reads the output of the last start on a stream.
+    /// Calls `body` as `with` does, after the caller has enqueued what reads the output of the last
+    /// start on a stream.
     fn next<R>(
         &self,
         body: impl FnOnce(&mut AnyOperation) -> Result<R, Error>,
@@ -71,7 +72,7 @@ impl Operation {
 
 #[pymethods]
 impl Operation {
-    /// The input of this rank.
+    /// Returns the input of this rank.
     #[getter]
     fn input(slf: &Bound<'_, Self>) -> PyResult<Memory> {
         let this = slf.get();
@@ -79,7 +80,7 @@ impl Operation {
         Ok(Self::view(slf, &range))
     }
 
-    /// The output of the last start.
+    /// Returns the output of the last start.
     #[getter]
     fn output(slf: &Bound<'_, Self>) -> PyResult<Memory> {
         let this = slf.get();
@@ -120,9 +121,11 @@ impl Operation {
                 Some(left) => operation.wait(Some(left.min(SIGNALS))),
                 None => operation.wait_part(SIGNALS),
             };
+
             if short(py, || self.with(wait))? {
                 return Ok(());
             }
+
             py.check_signals()?;
             if left == Some(Duration::ZERO) {
                 let text = format!(
@@ -146,8 +149,10 @@ impl Operation {
         let range = short(slf.py(), || {
             this.next(|operation| {
                 let stream = ptr::with_exposed_provenance_mut::<c_void>(stream);
-                // SAFETY: the documentation of `Operation.start_on` in Python requires a stream that lives.
-                unsafe { operation.start_on(stream) }.map(RawRange::from)
+                // SAFETY: the documentation of `Operation.start_on` in Python requires a stream
+                // that lives.
+                let stream = unsafe { Stream::from_raw(this.backend, stream) };
+                operation.start_on(stream).map(RawRange::from)
             })
         })?;
         Ok(Self::view(slf, &range))
@@ -182,7 +187,7 @@ impl Operation {
         })
     }
 
-    /// Raises the error with which a start on a stream or a replay of a graph has failed.
+    /// Raises the error of a start on a stream or a replay of a graph that has failed.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         short(py, || self.with(AnyOperation::check))
     }

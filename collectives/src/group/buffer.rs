@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use peerlane_hal::{DynRegion, ErrorKind, Region, Space};
 
-use crate::element::{self, Element};
+use crate::element::{self, Element, Untyped};
 use crate::error::Error;
 
 /// The number of bytes that [`store_shared`] and [`load_shared`] copy at once.
@@ -43,7 +43,7 @@ pub struct Buffer<T> {
     elements: PhantomData<T>,
 }
 
-impl<T: Element> Buffer<T> {
+impl<T> Buffer<T> {
     pub(crate) fn new(region: DynRegion) -> Self {
         Self { region, elements: PhantomData }
     }
@@ -52,6 +52,13 @@ impl<T: Element> Buffer<T> {
         self.region
     }
 
+    /// Returns the buffer for an operation whose element type is chosen at run time.
+    pub fn into_untyped(self) -> Buffer<Untyped> {
+        Buffer::new(self.region)
+    }
+}
+
+impl<T: Element> Buffer<T> {
     /// Keeps `owner`, such as the allocation of the memory, until this rank no longer uses the memory.
     ///
     /// This is when the buffer, or the operation or window over it, has been dropped and its last start is complete. After an

@@ -58,7 +58,7 @@ use heap::{Allocation, Demand, Heap};
 use operation::Proofs;
 pub use operation::{
     BlockLens, Destination, Lease, Matrix, Operation, OperationBuilder, OperationDescription,
-    OwnedStart, Part, Received, Started,
+    OwnedStart, Part, Received, Started, UntypedOperation,
 };
 pub use options::GroupOptions;
 pub use order::Caller;

@@ -20,6 +20,7 @@
 //! | `split` | groups that are split from a group; threads and descriptors are counted in a process of its own |
 //! | `stopped_ranks` | nobody waits for a rank whose process is stopped; the ranks are processes |
 //! | `tiers` | groups over two fabrics |
+//! | `untyped` | operations whose element type is chosen at run time |
 //! | `waiting` | futures, descriptors and limits, and who moves the bytes meanwhile |
 
 mod all_gather;
@@ -41,4 +42,5 @@ mod split;
 mod stopped_ranks;
 mod support;
 mod tiers;
+mod untyped;
 mod waiting;

@@ -1,4 +1,4 @@
-//! The builder with which a caller sets the options of a collective operation.
+//! Defines the builder by which a caller sets the options of a collective operation.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use super::prepare;
 use super::request::{Method, OperationSpec, Target};
 use crate::collective::Collective;
 use crate::cost::Links;
-use crate::element::{Element, Operator};
+use crate::element::{DType, Operator};
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::buffer::Buffer;
@@ -44,26 +44,32 @@ impl Matrix {
     }
 }
 
-/// A builder for a collective operation; [`prepare`](Self::prepare) makes the operation ready to start.
+/// A builder for a collective operation; [`prepare`](Self::prepare) makes the operation ready to
+/// start.
 pub struct OperationBuilder<'g, T> {
     group: &'g mut Group,
     spec: OperationSpec,
     elements: PhantomData<T>,
 }
 
-impl<'g, T: Element> OperationBuilder<'g, T> {
-    pub(in crate::group) fn new(
+impl<'g, T> OperationBuilder<'g, T> {
+    /// Describes an operation on elements of `dtype`, which is the type `T` or, for
+    /// [`Untyped`](crate::element::Untyped), any type.
+    pub(super) fn new(
         group: &'g mut Group,
         collective: Collective,
+        dtype: DType,
         lens: BlockLens,
     ) -> Self {
-        let (timeout, strict) = (group.timeout(), group.setup.strict);
+        let timeout = group.timeout();
+        let strict = group.setup.strict;
+
         let spec = OperationSpec {
             name: None,
             label: None,
             collective,
             operator: Operator::default(),
-            dtype: T::DTYPE,
+            dtype,
             lens,
             target: Target::Buffers,
             method: Method::default(),
@@ -82,13 +88,15 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
             source: None,
             output_buffers: Vec::new(),
         };
+
         Self { group, spec, elements: PhantomData }
     }
 
-    /// Names the operation in errors and abort records, such as `all-gather 3 "weights of layer 7"`.
+    /// Sets a label of the operation for errors and abort records, such as
+    /// `all-gather 3 "weights of layer 7"`.
     ///
-    /// The label must be equal on all ranks, and has at most 256 bytes. By default, the name is the collective with a number that
-    /// counts the operations of the group.
+    /// The label must be equal on all ranks, and has at most 256 bytes. By default, the name is the
+    /// collective with a number that counts the operations of the group.
     #[must_use]
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.spec.label = Some(label.into());
@@ -101,8 +109,9 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets the algorithm of the operation; the default is the one that is [predicted](crate::cost::choose) to be the
-    /// fastest. Where engines have no gets, `direct` stands in for `pull`.
+    /// Sets the algorithm of the operation; the default is the one that is
+    /// [predicted](crate::cost::choose) to be the fastest. Where engines have no gets, `direct`
+    /// stands in for `pull`.
     #[must_use]
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.spec.method.algorithm = Some(algorithm);
@@ -116,16 +125,16 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets the number of chunks into which a block is cut; the default is the number that is predicted to be the
-    /// fastest.
+    /// Sets the number of chunks into which a block is cut; the default is the number that is
+    /// predicted to be the fastest.
     #[must_use]
     pub fn chunks(mut self, chunks: u32) -> Self {
         self.spec.method.chunks = Some(chunks);
         self
     }
 
-    /// Sets the link rates from which the algorithm and the number of chunks are chosen, such as those of a
-    /// [`Calibration`](crate::cost::Calibration).
+    /// Sets the link rates from which the algorithm and the number of chunks are chosen, such as
+    /// those of a [`Calibration`](crate::cost::Calibration).
     ///
     /// They must be equal on all ranks. The default is the links of the [group](Group::links).
     #[must_use]
@@ -136,8 +145,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
 
     /// Makes the operation run in place, with this rank's data in the output buffer as its input.
     ///
-    /// The output can be a list, several tensors or a range of a window. In an all-reduce, the input is the whole output. All-gathers,
-    /// broadcasts and all-reduces can run in place.
+    /// The output can be a list, several tensors or a range of a window. In an all-reduce, the
+    /// input is the whole output. All-gathers, broadcasts and all-reduces can run in place.
     #[must_use]
     pub fn in_place(mut self) -> Self {
         self.spec.in_place = true;
@@ -146,58 +155,67 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
 
     /// Sets how many output buffers the starts of an operation alternate between, 1 or 2.
     ///
-    /// With two, no put waits until a peer has entered the start, because a start writes where the start before the
-    /// last one did; [`Operation::output`] is always the newest. The default is two for small outputs that are out of place,
-    /// not capturable and in one buffer that Peerlane allocates, and one otherwise. Lists and windows always have one. If only
-    /// some ranks supply buffers, all ranks must set this.
+    /// With two, no put waits until a peer has entered the start, because a start writes where the
+    /// start before the last one did; [`Operation::output`] is always the newest. The default is
+    /// two for small outputs that are out of place, not capturable and in one buffer that Peerlane
+    /// allocates, and one otherwise. Lists and windows always have one. If only some ranks supply
+    /// buffers, all ranks must set this.
     #[must_use]
     pub fn outputs(mut self, outputs: u32) -> Self {
         self.spec.outputs = Some(outputs);
         self
     }
 
-    /// Allows the operation to be recorded into a graph, such as a CUDA graph. The operation has one output then.
+    /// Allows the operation to be recorded into a graph, such as a CUDA graph. The operation has
+    /// one output then.
     ///
-    /// [`prepare`](Self::prepare) refuses an algorithm with a lane that no graph can contain and no thread can drive beside one.
-    /// Starts that run at once and replays can alternate. All ranks must record and replay alike, on one stream or on streams
-    /// in the same order. If a replay waits for a peer for longer than the [timeout](Self::timeout), the group ends. The waits of
-    /// replays then pass, also of later ones, and their output is undefined; [`Operation::check`] tells.
+    /// [`prepare`](Self::prepare) refuses an algorithm with a lane that no graph can contain and no
+    /// thread can drive beside one. Starts that run at once and replays can alternate. All ranks
+    /// must record and replay alike, on one stream or on streams in the same order. If a replay
+    /// waits for a peer for longer than the [timeout](Self::timeout), the group ends. The waits of
+    /// replays then pass, also of later ones, and their output is undefined; [`Operation::check`]
+    /// tells.
     ///
     /// ```compile_fail,E0133
     /// # use peerlane_collectives::error::Error;
     /// # use peerlane_collectives::group::{Group, Operation};
     /// fn prepare(group: &mut Group) -> Result<Operation<f32>, Error> {
-    ///     group.all_gather(4).capturable().prepare() // Only the caller knows when the last replay is complete.
+    ///     // Only the caller knows when the last replay is complete.
+    ///     group.all_gather(4).capturable().prepare()
     /// }
     /// ```
     ///
     /// # Safety
-    /// Every graph that has recorded a start of the operation has made its last replay, and that replay is complete, before the
-    /// operation is dropped or its group is closed or dropped. An operation without a handle, which [`start_on`](Self::start_on)
-    /// prepares, is dropped when a window that it uses is released. No replay is in progress while the host borrows memory of the
-    /// operation, by [`Operation::input_mut`], [`Operation::output`] or a method like them.
+    /// Every graph that has recorded a start of the operation has made its last replay, and that
+    /// replay is complete, before the operation is dropped or its group is closed or dropped. An
+    /// operation without a handle, which [`start_on`](Self::start_on) prepares, is dropped when a
+    /// window that it uses is released. No replay is in progress while the host borrows memory of
+    /// the operation, by [`Operation::input_mut`], [`Operation::output`] or a method like them.
     #[must_use]
     pub unsafe fn capturable(mut self) -> Self {
         self.spec.capturable = true;
         self
     }
 
-    /// Allows engines that do not support streams, if they are predicted to be faster for this operation.
+    /// Allows engines that do not support streams, if they are predicted to be faster for this
+    /// operation.
     ///
-    /// [`Operation::start_on`] is refused then; [`run`](Operation::run) and [`start`](Operation::start) drive the engine.
-    /// [`LaneReport::kind`](crate::group::LaneReport::kind) names the kind. It has no effect on backends with one kind of
-    /// engine, or on [`capturable`](Self::capturable) operations.
+    /// [`Operation::start_on`] is refused then; [`run`](Operation::run) and
+    /// [`start`](Operation::start) drive the engine.
+    /// [`LaneReport::kind`](crate::group::LaneReport::kind) names the kind. It has no effect on
+    /// backends with one kind of engine, or on [`capturable`](Self::capturable) operations.
     #[must_use]
     pub fn any_engine(mut self) -> Self {
         self.spec.any_engine = true;
         self
     }
 
-    /// Sets whether preparing the operation fails instead of using a slower [fallback](crate::group::Fallback). The
-    /// default is the group's setting. The error is then an error on every rank.
+    /// Sets whether preparing the operation fails instead of using a slower
+    /// [fallback](crate::group::Fallback). The default is the group's setting. The error is then an
+    /// error on every rank.
     ///
-    /// Then copy engines, NICs or processors make all copies, and compute units make none.
-    /// A start on a stream that a thread has to drive is an error of the start, or of the preparation of a
+    /// Then copy engines, NICs or processors make all copies, and compute units make none. A start
+    /// on a stream that a thread has to drive is an error of the start, or of the preparation of a
     /// [`capturable`](Self::capturable) operation.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
@@ -205,10 +223,12 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets whether the operation records the time of every step, for [`Operation::trace`]; off by default.
+    /// Sets whether the operation records the time of every step, for [`Operation::trace`]; off by
+    /// default.
     ///
-    /// Each step is then submitted and polled by itself, which makes starts slower. A trace shows how long steps take relative
-    /// to each other, and not how fast the operation is. It excludes [`capturable`](Self::capturable).
+    /// Each step is then submitted and polled by itself, which makes starts slower. A trace shows
+    /// how long steps take relative to each other, and not how fast the operation is. It excludes
+    /// [`capturable`](Self::capturable).
     #[must_use]
     pub fn trace(mut self, trace: bool) -> Self {
         self.spec.traced = trace;
@@ -217,8 +237,9 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
 
     /// Lets each start have lengths and places of its own, which [`Operation::resize`] sets.
     ///
-    /// The lengths of the operation are then the largest that a start can have. It has one output, in one buffer or window, and
-    /// one tensor. It excludes [`trace`](Self::trace) and [`destinations`](Self::destinations).
+    /// The lengths of the operation are then the largest that a start can have. It has one output,
+    /// in one buffer or window, and one tensor. It excludes [`trace`](Self::trace) and
+    /// [`destinations`](Self::destinations).
     #[must_use]
     pub fn resizable(mut self) -> Self {
         self.spec.resizable = true;
@@ -227,13 +248,15 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
 
     /// Lays out the input, the output or both as a matrix of `rows` rows.
     ///
-    /// The rows follow each other. The block for or from a rank is then a range of columns, in rank order, and not a range of
-    /// elements.
+    /// The rows follow each other. The block for or from a rank is then a range of columns, in rank
+    /// order, and not a range of elements.
     ///
-    /// On the other side a block is contiguous: its rows follow each other. Columns are copied directly. `prepare`
-    /// refuses a matrix for reductions, several tensors, and operations that are in place, resizable or with destinations.
+    /// On the other side a block is contiguous: its rows follow each other. Columns are copied
+    /// directly. `prepare` refuses a matrix for reductions, several tensors, and operations that
+    /// are in place, resizable or with destinations.
     ///
-    /// In this example each of two ranks has all columns of two rows, and gets two columns of all rows.
+    /// In this example each of two ranks has all columns of two rows, and gets two columns of all
+    /// rows.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -259,18 +282,20 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Sets whether the lengths and places of a [`resizable`](Self::resizable) operation are compared between ranks even
-    /// where the host can only read the flags slowly, as on GPUs; the default is on in debug builds.
+    /// Sets whether the lengths and places of a [`resizable`](Self::resizable) operation are
+    /// compared between ranks even where the host can only read the flags slowly, as on GPUs; the
+    /// default is on in debug builds.
     ///
-    /// They are compared when a start is seen to be complete. Where the host can read the flags directly they always are.
+    /// They are compared when a start is seen to be complete. Where the host can read the flags
+    /// directly they always are.
     #[must_use]
     pub fn check_starts(mut self, check: bool) -> Self {
         self.spec.checks_starts = check;
         self
     }
 
-    /// Sets how long a start of the operation may take before the group ends; the default is the timeout of the
-    /// group. Preparing the operation may take as long as the longer of the two.
+    /// Sets how long a start of the operation may take before the group ends; the default is the
+    /// timeout of the group. Preparing the operation may take as long as the longer of the two.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.spec.timeout = timeout;
@@ -283,8 +308,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self.input_buffers(vec![input])
     }
 
-    /// Sets the buffers that hold the input, either one for all tensors or one for each tensor. One buffer contains
-    /// the pieces of all tensors one after another.
+    /// Sets the buffers that hold the input, either one for all tensors or one for each tensor. One
+    /// buffer contains the pieces of all tensors one after another.
     #[must_use]
     pub fn input_buffers(mut self, inputs: Vec<Buffer<T>>) -> Self {
         self.spec.inputs = inputs.into_iter().map(Buffer::into_region).collect();
@@ -304,10 +329,11 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self.output_buffers(vec![output])
     }
 
-    /// Sets the buffers that receive the output, either one for all tensors or one for each tensor. One buffer
-    /// contains all tensors one after another.
+    /// Sets the buffers that receive the output, either one for all tensors or one for each tensor.
+    /// One buffer contains all tensors one after another.
     ///
-    /// For a list, these are the buffers that its destinations count. Bytes outside the destinations are not touched.
+    /// For a list, these are the buffers that its destinations count. Bytes outside the
+    /// destinations are not touched.
     #[must_use]
     pub fn output_buffers(mut self, outputs: Vec<Buffer<T>>) -> Self {
         self.spec.output_buffers = outputs.into_iter().map(Buffer::into_region).collect();
@@ -318,8 +344,9 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     ///
     /// `destinations[r]` is for the block from rank r.
     ///
-    /// The destinations are in the output buffers of this rank; other ranks can have different ones. Bytes outside of them do
-    /// not change. Buffers that the caller does not supply are allocated with the length that their destinations need.
+    /// The destinations are in the output buffers of this rank; other ranks can have different
+    /// ones. Bytes outside of them do not change. Buffers that the caller does not supply are
+    /// allocated with the length that their destinations need.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -350,8 +377,8 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
     ///
     /// The range must be the same on every rank.
     ///
-    /// The keys of the window are not exchanged again. Many operations can be prepared over one window, also over ranges that
-    /// overlap.
+    /// The keys of the window are not exchanged again. Many operations can be prepared over one
+    /// window, also over ranges that overlap.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -379,20 +406,20 @@ impl<'g, T: Element> OperationBuilder<'g, T> {
         self
     }
 
-    /// Plans and verifies the operation, compares its options on all ranks, and takes its memory from the heap of the group.
-    /// Collective.
+    /// Plans and verifies the operation, compares its options on all ranks, and takes its memory
+    /// from the heap of the group. Collective.
     ///
-    /// Remote keys are exchanged only for buffers of the caller, and when the heap grows. Memory that the caller does not
-    /// supply is not zeroed. An error on one rank is an error on all.
+    /// Remote keys are exchanged only for buffers of the caller, and when the heap grows. Memory
+    /// that the caller does not supply is not zeroed. An error on one rank is an error on all.
     ///
     /// # Errors
     /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch), naming the rank and the field that differs;
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument); [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the
-    /// reason why the group has ended.
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument);
+    /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory); the reason why the group has ended.
     pub fn prepare(self) -> Result<Operation<T>, Error> {
         let operations = prepare::prepare(self.group, vec![self.spec])?;
         let state = operations.into_iter().next().expect("one operation was prepared");
-        Ok(Operation { state, elements: PhantomData })
+        Ok(Operation::new(state))
     }
 
     pub(super) fn into_kept(mut self) -> (&'g mut Group, OperationSpec) {
@@ -414,7 +441,8 @@ pub struct OperationDescription<T> {
 }
 
 impl Group {
-    /// Prepares several operations in one agreement of all ranks, which costs little more than for one. Collective.
+    /// Prepares several operations in one agreement of all ranks, which costs little more than for
+    /// one. Collective.
     ///
     /// If one of them cannot be prepared on some rank, none is on any rank.
     ///
@@ -438,13 +466,13 @@ impl Group {
     ///
     /// # Errors
     /// As [`OperationBuilder::prepare`].
-    pub fn prepare_all<T: Element>(
+    pub fn prepare_all<T>(
         &mut self,
         descriptions: Vec<OperationDescription<T>>,
     ) -> Result<Vec<Operation<T>>, Error> {
         let specs = descriptions.into_iter().map(|description| description.spec).collect();
         let operations = prepare::prepare(self, specs)?.into_iter();
-        Ok(operations.map(|state| Operation { state, elements: PhantomData }).collect())
+        Ok(operations.map(Operation::new).collect())
     }
 }
 

@@ -9,7 +9,7 @@ use super::OperationBuilder;
 use super::lens::{self, BlockLens};
 use crate::buffer_plan::{BufferPlan, CallSite, plan_buffers};
 use crate::collective::Collective;
-use crate::element::Element;
+use crate::element::{DType, Element, Untyped};
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::buffer::Buffer;
@@ -46,7 +46,41 @@ impl Group {
         collective: Collective,
         lens: impl Into<BlockLens>,
     ) -> OperationBuilder<'_, T> {
-        OperationBuilder::new(self, collective, lens.into())
+        OperationBuilder::new(self, collective, T::DTYPE, lens.into())
+    }
+
+    /// Returns a builder for an operation whose element type is chosen at run time.
+    ///
+    /// It has the options of every other operation. Lengths and places are in elements of `dtype`.
+    /// Windows and buffers of the caller are given [untyped](Window::untyped).
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::element::DType;
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// use peerlane_collectives::collective::Collective;
+    ///
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// for dtype in [DType::U8, DType::F64, DType::Complex64] {
+    ///     let mut gather = group.untyped_operation(Collective::AllGather, dtype, 3).prepare()?;
+    ///     gather.input_bytes_mut()?.fill(group.rank().0 as u8);
+    ///     gather.run()?;
+    ///     let (zeros, ones) = gather.output_bytes()?.split_at(3 * dtype.bytes());
+    ///     assert!(zeros.iter().all(|byte| *byte == 0) && ones.iter().all(|byte| *byte == 1));
+    /// }
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn untyped_operation(
+        &mut self,
+        collective: Collective,
+        dtype: DType,
+        lens: impl Into<BlockLens>,
+    ) -> OperationBuilder<'_, Untyped> {
+        OperationBuilder::new(self, collective, dtype, lens.into())
     }
 
     /// Returns a builder for a reduce-scatter, in which every rank gets one block of the sum of all

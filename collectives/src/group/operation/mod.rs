@@ -1,4 +1,5 @@
-//! Collective operations, which are described by a builder, prepared once, and started any number of times.
+//! Describes collective operations by a builder, prepares them once, and starts them any number of
+//! times.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -12,13 +13,19 @@
 //! | `kept.rs` | starts without a call of `prepare`, of operations that the group keeps |
 //! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
 //! | `started.rs` | the handles of starts that are not complete |
+//! | `lease.rs` | the handle of a start on a stream |
 //! | `resize.rs` | lengths and places of single starts |
-//! | `access.rs` | input and output between starts, and of starts on a stream |
+//! | `access.rs` | input and output between starts, by address, as bytes and as elements |
+//!
+//! Only the access to elements depends on their type. Everything else is in `State`, or in methods
+//! that operations of all types have, also [those](UntypedOperation) whose type is chosen at run
+//! time.
 
 mod access;
 mod builder;
 mod constructors;
 mod kept;
+mod lease;
 mod lens;
 mod memory;
 mod plan;
@@ -37,9 +44,10 @@ use std::time::Duration;
 
 use peerlane_hal::{DynRegion, ErrorKind, Rank, Stream};
 
-pub use access::{Lease, Received};
+pub use access::Received;
 pub use builder::{Matrix, OperationBuilder, OperationDescription};
 pub(in crate::group) use kept::Kept;
+pub use lease::Lease;
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};
 pub(in crate::group) use plan::Proofs;
@@ -51,18 +59,20 @@ use self::prepared::Prepared;
 use self::resize::Resizing;
 use super::report::Report;
 use super::window::{BegunStart, Inner, WindowUse};
-use crate::element::Element;
+use crate::element::{DType, Element, Untyped};
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::Source;
 use crate::run::buffers::{BufferId, OperationBuffers, Start};
 use crate::trace::{Trace, TracedLane};
 
-/// A prepared collective operation with its input and output memory, which can start any number of times.
+/// A prepared collective operation with its input and output memory, which can start any number of
+/// times.
 ///
-/// [`Group`](super::Group) describes operations with methods such as [`all_gather`](super::Group::all_gather), and
-/// [`prepare`](OperationBuilder::prepare) makes one. An operation can start any number of times. The caller fills the input
-/// between starts, calls [`run`](Self::run), and reads the output.
+/// [`Group`](super::Group) describes operations with methods such as
+/// [`all_gather`](super::Group::all_gather), and [`prepare`](OperationBuilder::prepare) makes one.
+/// An operation can start any number of times. The caller fills the input between starts, calls
+/// [`run`](Self::run), and reads the output.
 ///
 /// ```
 /// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -87,11 +97,23 @@ pub struct Operation<T> {
     elements: PhantomData<T>,
 }
 
+/// An operation whose element type is a value, which is chosen at run time.
+///
+/// [`Group::untyped_operation`](super::Group::untyped_operation) describes one. It has the methods
+/// of an [`Operation`] that do not name elements: starts, addresses such as
+/// [`input_memory`](Operation::input_memory), and the bytes of its memory, by
+/// [`input_bytes_mut`](Operation::input_bytes_mut) and [`output_bytes`](Operation::output_bytes).
+/// Operations of different types can so be in one collection; see also
+/// [`Operation::into_untyped`].
+pub type UntypedOperation = Operation<Untyped>;
+
+/// What operations of all element types are made of.
 struct State {
     prepared: Prepared,
     view: Arc<OperationBuffers>,
     report: Report,
     timeout: Duration,
+    dtype: DType,
     layout: Layout,
     rank: Rank,
     from: Source,
@@ -104,10 +126,19 @@ struct State {
 
 impl State {
     fn start_on<S: Stream>(&mut self, stream: &S) -> Result<Start, Error> {
+        // Held until the start is open.
         let begun = begin_use(&self.uses, &self.prepared, true)?;
         let start = self.prepared.start_on(stream, self.timeout)?;
         drop(begun);
         Ok(start)
+    }
+
+    /// Waits for open starts, of all plans of the operation.
+    fn settle(&mut self) -> Result<(), Error> {
+        if let Some(resizing) = &mut self.resizing {
+            resizing.settle_others(self.timeout)?;
+        }
+        self.prepared.settle(self.timeout)
     }
 
     /// Returns the region of a buffer, and the place of `bytes` of the buffer in it.
@@ -120,9 +151,21 @@ impl State {
         let (_, all) = self.view.memory(buffer);
         all.end - all.start
     }
+
+    fn trace(&self) -> Option<Trace> {
+        let (starts, is_cut) = self.prepared.traced()?;
+
+        let lanes = self.report.lanes.iter().map(|lane| TracedLane {
+            lane: lane.lane,
+            tier: lane.tier,
+            backend: lane.backend.to_string(),
+        });
+        Some(Trace { rank: self.rank.0, lanes: lanes.collect(), starts, is_cut })
+    }
 }
 
-/// Begins the use of the windows by a start. If it is refused, the ranks that wait for the start learn why when they ask.
+/// Begins the use of the windows by a start. If it is refused, the ranks that wait for the start
+/// learn why when they ask.
 fn begin_use<'u>(
     uses: &'u Option<WindowUse>,
     prepared: &Prepared,
@@ -132,82 +175,72 @@ fn begin_use<'u>(
     begun.inspect_err(|error| prepared.note_refusal(error))
 }
 
-impl<T: Element> Operation<T> {
+impl<T> Operation<T> {
+    fn new(state: State) -> Self {
+        Self { state, elements: PhantomData }
+    }
+
+    /// Forgets the element type, which [`dtype`](Self::dtype) returns afterwards.
+    pub fn into_untyped(self) -> UntypedOperation {
+        Operation::new(self.state)
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.state.dtype
+    }
+
     /// Starts the operation and waits until its output is complete. Collective.
     ///
-    /// If the group ends meanwhile, the run succeeds on the ranks that saw it complete before they learned of the end. On the others
-    /// the output is undefined, because peers may already write the next one.
+    /// If the group ends meanwhile, the run succeeds on the ranks that saw it complete before they
+    /// learned of the end. On the others the output is undefined, because peers may already write
+    /// the next one.
     ///
     /// # Errors
-    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) and [`PeerLost`](peerlane_hal::ErrorKind::PeerLost), which name the rank;
-    /// either ends the group.
+    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) and
+    /// [`PeerLost`](peerlane_hal::ErrorKind::PeerLost), which name the rank; either ends the group.
     pub fn run(&mut self) -> Result<(), Error> {
         self.start()?.wait()
     }
 
-    /// Runs the operation on any memory of the host: copies `input` to the input of the operation, and its output to `output`.
-    /// Collective.
-    ///
-    /// Memory that is not registered is staged like this. To save the copies, fill [`input_mut`](Self::input_mut) and read
-    /// [`output`](Self::output), or use a window over registered memory.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run); [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if a slice has another length than
-    /// the input or output; [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) with
-    /// [`strict`](OperationBuilder::strict); as [`input_mut`](Self::input_mut) and [`output`](Self::output).
-    pub fn run_with(&mut self, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        if self.state.prepared.is_strict() {
-            let text = "strict is set, but `run_with` copies input and output through the memory of the operation; fill \
-                        `input_mut`, use a window over registered memory, or turn strict off";
-            return Err(Error::new(ErrorKind::Unavailable, text));
-        }
-        let check = |what, found: usize, expected: usize| {
-            let text = format!("the {what} has {found} elements, expected {expected}");
-            let error = || Error::new(ErrorKind::InvalidArgument, text);
-            if found == expected { Ok(()) } else { Err(error()) }
-        };
-        check("output", output.len(), self.output()?.len())?;
-        let staged = self.input_mut()?;
-        check("input", input.len(), staged.len())?;
-        staged.copy_from_slice(input);
-        self.run()?;
-        output.copy_from_slice(self.output()?);
-        Ok(())
-    }
-
     /// Enqueues the operation on the caller's stream and returns at once. Collective.
     ///
-    /// *Order.* The start comes after the work that the stream holds now, which may fill the input and read the output of
-    /// earlier starts. Work that is enqueued next comes after the start, and may read the output and overwrite the input.
-    /// Starts of operations over one window are ordered in the same way. The [`Lease`] prevents the next start until the work
-    /// that reads this output is on the stream. The host is not part of that order: synchronise the streams that use the memory
-    /// before a [`start`](Self::start) or an access such as [`input_mut`](Self::input_mut).
+    /// *Order.* The start comes after the work that the stream holds now, which may fill the input
+    /// and read the output of earlier starts. Work that is enqueued next comes after the start, and
+    /// may read the output and overwrite the input. Starts of operations over one window are
+    /// ordered in the same way. The [`Lease`] prevents the next start until the work that reads
+    /// this output is on the stream. The host is not part of that order: synchronise the streams
+    /// that use the memory before a [`start`](Self::start) or an access such as
+    /// [`input_mut`](Self::input_mut).
     ///
-    /// *Deadline.* The timeout of a start begins when it is enqueued, or when the start before it was seen to be complete,
-    /// whichever is later. It includes the work that the stream held before. If the timeout passes, the group ends even if no
-    /// thread waits: the stream continues, and the outputs of unfinished starts are undefined. Check for an error before results
-    /// leave the program: the next call on this handle, such as [`Lease::wait`], returns it.
+    /// *Deadline.* The timeout of a start begins when it is enqueued, or when the start before it
+    /// was seen to be complete, whichever is later. It includes the work that the stream held
+    /// before. If the timeout passes, the group ends even if no thread waits: the stream continues,
+    /// and the outputs of unfinished starts are undefined. Check for an error before results leave
+    /// the program: the next call on this handle, such as [`Lease::wait`], returns it.
     ///
-    /// *Capture.* On a stream that is being captured the start is recorded into the graph, if the operation was prepared as
-    /// [`capturable`](OperationBuilder::capturable). If a replayed start waits for a peer for longer than the timeout, the group
-    /// ends, and the waits of this and later replays pass. Call [`check`](Self::check) between replays.
+    /// *Capture.* On a stream that is being captured the start is recorded into the graph, if the
+    /// operation was prepared as [`capturable`](OperationBuilder::capturable). If a replayed start
+    /// waits for a peer for longer than the timeout, the group ends, and the waits of this and
+    /// later replays pass. Call [`check`](Self::check) between replays.
     ///
-    /// *Progress.* A thread of the group drives the lanes whose engines do not move or wait by themselves. It serves all
-    /// operations and is started when it is first needed. With [`strict`](OperationBuilder::strict) such a start is refused.
+    /// *Progress.* A thread of the group drives the lanes whose engines do not move or wait by
+    /// themselves. It serves all operations and is started when it is first needed. With
+    /// [`strict`](OperationBuilder::strict) such a start is refused.
     ///
     /// # Errors
-    /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) for a stream of another backend or device, and
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the stream can take no start; nothing has started then.
-    /// Otherwise as [`run`](Self::run).
+    /// [`Mismatch`](peerlane_hal::ErrorKind::Mismatch) for a stream of another backend or device,
+    /// and [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the stream can take no
+    /// start; nothing has started then. Otherwise as [`run`](Self::run).
     pub fn start_on<S: Stream>(&mut self, stream: &S) -> Result<Lease<'_, T>, Error> {
         let start = self.state.start_on(stream)?;
         Ok(Lease::new(self, start))
     }
 
-    /// Returns the error with which the group has ended, if it has. Costs one atomic load.
+    /// Returns the error that has ended the group, if one has. Costs one atomic load.
     ///
-    /// A caller that replays a graph calls no other function that would return it. The outputs of a replay are defined only if this
-    /// succeeds after the replay is complete.
+    /// A caller that replays a graph calls no other function that would return it. The outputs of a
+    /// replay are defined only if this succeeds after the replay is complete.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -220,31 +253,56 @@ impl<T: Element> Operation<T> {
     ///
     /// Of starts that are not complete, it contains the steps seen so far.
     pub fn trace(&self) -> Option<Trace> {
-        let (starts, is_cut) = self.state.prepared.traced()?;
-        let lanes = self.state.report.lanes.iter().map(|lane| TracedLane {
-            lane: lane.lane,
-            tier: lane.tier,
-            backend: lane.backend.to_string(),
-        });
-        Some(Trace { rank: self.state.rank.0, lanes: lanes.collect(), starts, is_cut })
+        self.state.trace()
     }
 
-    /// Returns the report that says how the operation runs, with its algorithm, lanes, links and fallbacks.
+    /// Returns the report that says how the operation runs, with its algorithm, lanes, links and
+    /// fallbacks.
     pub fn report(&self) -> &Report {
         &self.state.report
     }
 
-    /// Notes that the caller has refused to start the operation, as [`Group::note_refusal`](crate::group::Group::note_refusal).
+    /// Notes that the caller has refused to start the operation, as
+    /// [`Group::note_refusal`](crate::group::Group::note_refusal).
     pub fn note_refusal(&self, error: &Error) {
         self.state.prepared.note_refusal(error);
     }
+}
 
-    fn settle(&mut self) -> Result<(), Error> {
-        let State { prepared, resizing, timeout, .. } = &mut self.state;
-        if let Some(resizing) = resizing {
-            resizing.settle_others(*timeout)?;
+impl<T: Element> Operation<T> {
+    /// Runs the operation on any memory of the host: copies `input` to the input of the operation,
+    /// and its output to `output`. Collective.
+    ///
+    /// Memory that is not registered is staged like this. To save the copies, fill
+    /// [`input_mut`](Self::input_mut) and read [`output`](Self::output), or use a window over
+    /// registered memory.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if a
+    /// slice has another length than the input or output;
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) with
+    /// [`strict`](OperationBuilder::strict); as [`input_mut`](Self::input_mut) and
+    /// [`output`](Self::output).
+    pub fn run_with(&mut self, input: &[T], output: &mut [T]) -> Result<(), Error> {
+        if self.state.prepared.is_strict() {
+            let text = "strict is set, but `run_with` copies input and output through the memory of the operation; fill \
+                        `input_mut`, use a window over registered memory, or turn strict off";
+            return Err(Error::new(ErrorKind::Unavailable, text));
         }
-        prepared.settle(*timeout)
+
+        let check = |what, found: usize, expected: usize| {
+            let text = format!("the {what} has {found} elements, expected {expected}");
+            let error = || Error::new(ErrorKind::InvalidArgument, text);
+            if found == expected { Ok(()) } else { Err(error()) }
+        };
+        check("output", output.len(), self.output()?.len())?;
+        let staged = self.input_mut()?;
+        check("input", input.len(), staged.len())?;
+
+        staged.copy_from_slice(input);
+        self.run()?;
+        output.copy_from_slice(self.output()?);
+        Ok(())
     }
 }
 

@@ -482,6 +482,7 @@ impl Preparation {
             view: local,
             report,
             timeout: spec.timeout,
+            dtype: spec.dtype,
             layout,
             rank,
             from,

@@ -1,7 +1,8 @@
-//! Gives the next starts of an operation lengths and places of their own.
+//! Sets lengths and places of single starts of an operation.
 //!
-//! The plan of an operation does not depend on lengths, so its proof holds for all of them. [`Operation::resize`] checks the
-//! lengths and places, and changes the offsets and lengths of the copies that are already bound; nothing is exchanged.
+//! The plan of an operation does not depend on lengths, so its proof holds for all of them.
+//! [`Operation::resize`] checks the lengths and places, and changes the offsets and lengths of the
+//! copies that are already bound; nothing is exchanged.
 
 use std::time::Duration;
 
@@ -9,13 +10,14 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use super::prepared::Prepared;
 use super::{Operation, State};
-use crate::element::{DType, Element};
+use crate::element::DType;
 use crate::error::Error;
 use crate::group::window::Extent;
 use crate::layout::{Layout, Lengths, StartBytes};
 use crate::plan::{Plan, Source};
 
-/// The block lengths of the next starts of an operation, and the elements at which their input and output begin.
+/// The block lengths of the next starts of an operation, and the elements at which their input and
+/// output begin.
 ///
 /// [`Operation::resize`] sets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,30 +40,31 @@ impl<'a> Part<'a> {
         Self { lens: PartLens::Equal(len), input: None, output: None }
     }
 
-    /// Creates a part with one block length for each rank, as in [`BlockLens`](crate::group::BlockLens).
+    /// Creates a part with one block length for each rank, as in
+    /// [`BlockLens`](crate::group::BlockLens).
     pub fn lens(lens: &'a [usize]) -> Self {
         Self { lens: PartLens::Each(lens), ..Self::len(0) }
     }
 
-    /// Creates a part of an all-to-all in which this rank sends `send[r]` elements to rank r and receives `receive[r]`
-    /// elements from it.
+    /// Creates a part of an all-to-all in which this rank sends `send[r]` elements to rank r and
+    /// receives `receive[r]` elements from it.
     ///
-    /// Every block stays where the lengths of the preparation put it, in the input and in the output. What a rank sends
-    /// to another must be what the other receives from it; the two ranks compare it in every start, see
-    /// [`Operation::resize`].
+    /// Every block stays where the lengths of the preparation put it, in the input and in the
+    /// output. What a rank sends to another must be what the other receives from it; the two ranks
+    /// compare it in every start, see [`Operation::resize`].
     pub fn send_receive(send: &'a [usize], receive: &'a [usize]) -> Self {
         Self { lens: PartLens::SendReceive(send, receive), ..Self::len(0) }
     }
 
-    /// Sets the element of the input buffer or window at which the input begins. The default is the element at which it
-    /// began when the operation was prepared.
+    /// Sets the element of the input buffer or window at which the input begins. The default is the
+    /// element at which it began when the operation was prepared.
     #[must_use]
     pub fn input(self, begin: usize) -> Self {
         Self { input: Some(begin), ..self }
     }
 
-    /// Sets the element of the output buffer or window at which the output begins. The default is the element at which it
-    /// began when the operation was prepared.
+    /// Sets the element of the output buffer or window at which the output begins. The default is
+    /// the element at which it began when the operation was prepared.
     #[must_use]
     pub fn output(self, begin: usize) -> Self {
         Self { output: Some(begin), ..self }
@@ -92,7 +95,8 @@ pub(super) struct Resizing {
     next: Layout,
     /// The bytes of the input and of the output buffer or window.
     bytes: [u64; 2],
-    /// The values of the last [`Operation::resize`] with equal lengths: length, and places of input and output in bytes.
+    /// The values of the last [`Operation::resize`] with equal lengths: length, and places of input
+    /// and output in bytes.
     last: Option<[u64; 3]>,
 }
 
@@ -106,8 +110,10 @@ pub(super) struct StartPlan {
 }
 
 impl Resizing {
-    /// `plans` are the plans from the one for the longest starts, which `prepared` executes. `windows` are the bytes of the
-    /// windows that hold the input and the output.
+    /// Creates the part of an operation that changes its starts.
+    ///
+    /// `plans` are the plans from the one for the longest starts, which `prepared` executes.
+    /// `windows` are the bytes of the windows that hold the input and the output.
     pub(super) fn new(
         dtype: DType,
         plans: Vec<StartPlan>,
@@ -116,11 +122,19 @@ impl Resizing {
         prepared: &Prepared,
     ) -> Box<Self> {
         set_part(&plans, prepared, (layout, rank, dtype), 0);
+
         let own = [layout.input_bytes_max(), layout.output_bytes_max()];
         let bytes = [0, 1].map(|index| windows[index].unwrap_or(own[index]));
-        let (current, has_open_others, last) = (0, false, None);
-        let (prepared, next) = (layout.clone(), layout.clone());
-        Box::new(Self { dtype, plans, current, has_open_others, prepared, next, bytes, last })
+        Box::new(Self {
+            dtype,
+            plans,
+            current: 0,
+            has_open_others: false,
+            prepared: layout.clone(),
+            next: layout.clone(),
+            bytes,
+            last: None,
+        })
     }
 
     fn plan(&self) -> &Plan {
@@ -147,6 +161,7 @@ impl Resizing {
                 "{name} has {found} lengths, expected {ranks}, one for each rank"
             ))),
         };
+
         // Lengths that overflow are longer than the prepared ones.
         let bytes = |len: usize| (len as u64).saturating_mul(size).min(u64::MAX / 4 / ranks as u64);
         match part.lens {
@@ -168,6 +183,7 @@ impl Resizing {
                 })?;
             }
         }
+
         if let Some((what, found, most)) = self.next.longer_than(&self.prepared) {
             return Err(invalid(format!(
                 "{what} is {} elements, expected at most the {} elements for which the operation was prepared",
@@ -175,20 +191,21 @@ impl Resizing {
                 most / size
             )));
         }
-        let begins = self.prepared.offsets(rank);
         if self.plan().in_place && part.input.is_some() {
             return Err(invalid(
                 "a place of the input is given, expected none: in place, the input is the rank's block of the output"
                     .to_owned(),
             ));
         }
+
         let needs = [self.next.input_bytes_max(), self.next.output_bytes_max()];
         let given = [part.input, part.output];
-        let mut offsets = begins;
+        let mut offsets = self.prepared.offsets(rank);
         for (index, what) in ["input", "output"].into_iter().enumerate() {
             if let Some(begin) = given[index] {
                 offsets[index] = bytes(begin);
             }
+
             let (begin, need, all) = (offsets[index], needs[index], self.bytes[index]);
             if begin.saturating_add(need) > all {
                 return Err(invalid(format!(
@@ -200,29 +217,34 @@ impl Resizing {
                 )));
             }
         }
+
         self.next.set_offsets(offsets[0], offsets[1]);
         Ok(offsets)
     }
 }
 
-impl<T: Element> Operation<T> {
-    /// Sets the lengths and places of the next starts, within those for which the operation was prepared as
-    /// [`resizable`](super::OperationBuilder::resizable). Every rank sets the same ones before the same start.
+impl<T> Operation<T> {
+    /// Sets the lengths and places of the next starts, within those of the preparation as
+    /// [`resizable`](super::OperationBuilder::resizable). Every rank sets the same ones before the
+    /// same start.
     ///
-    /// Nothing is exchanged and nothing allocated, so each start can have its own. Blocks follow each other without gaps in the
-    /// input and the output, except with [`Part::send_receive`]. The methods that access the memory of the operation, such as
-    /// [`input_mut`](Self::input_mut), [`output`](Self::output) and [`block`](Self::block), use these lengths and places from
-    /// now on, so read the output of the last start before.
+    /// Nothing is exchanged and nothing allocated, so each start can have its own. Blocks follow
+    /// each other without gaps in the input and the output, except with [`Part::send_receive`]. The
+    /// methods that access the memory of the operation, such as [`input_mut`](Self::input_mut),
+    /// [`output`](Self::output) and [`block`](Self::block), use these lengths and places from now
+    /// on, so read the output of the last start before.
     ///
-    /// If the engines of an open start still have to submit some of its steps, waits for it first. A start that was recorded
-    /// into a graph keeps the lengths and places that it was recorded with.
+    /// If the engines of an open start still have to submit some of its steps, waits for it first.
+    /// A start that was recorded into a graph keeps the lengths and places that it was recorded
+    /// with.
     ///
-    /// A start with other lengths or places than on another rank ends the group with an error that names both ranks and
-    /// their values. If the host polls the flags, it finds this before it copies. If the engines wait for flags, the host
-    /// compares when it sees that the start is complete: always if it can read the flags directly or each pair of ranks has a
-    /// length, and otherwise if [`check_starts`](super::OperationBuilder::check_starts) is set. Starts on a stream are only
-    /// compared if the host waits for them before the next one. Ranks compare a digest of 24 bits, or of 7 bits where a NIC
-    /// signals; it changes with each start.
+    /// A start with other lengths or places than on another rank ends the group with an error that
+    /// names both ranks and their values. If the host polls the flags, it finds this before it
+    /// copies. If the engines wait for flags, the host compares when it sees that the start is
+    /// complete: always if it can read the flags directly or each pair of ranks has a length, and
+    /// otherwise if [`check_starts`](super::OperationBuilder::check_starts) is set. Starts on a
+    /// stream are only compared if the host waits for them before the next one. Ranks compare a
+    /// digest of 24 bits, or of 7 bits where a NIC signals; it changes with each start.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -247,9 +269,9 @@ impl<T: Element> Operation<T> {
     /// ```
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the operation is not resizable, a length is above the prepared one, a
-    /// range leaves its buffer or window, or input and output overlap; then the last lengths and places stay. The reason why
-    /// the group has ended.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the operation is not resizable, a length
+    /// is above the prepared one, a range leaves its buffer or window, or input and output overlap;
+    /// then the last lengths and places stay. The reason why the group has ended.
     pub fn resize<'p>(&mut self, part: impl Into<Part<'p>>) -> Result<&mut Self, Error> {
         self.state.resize(&part.into())?;
         Ok(self)
@@ -270,6 +292,8 @@ impl State {
 
     fn resize_with(&mut self, resizing: &mut Resizing, part: &Part<'_>) -> Result<(), Error> {
         let offsets = resizing.lay_out(part, self.rank)?;
+
+        // Most programs keep the lengths and places for many starts.
         let equal = match part.lens {
             PartLens::Equal(len) => Some(len as u64),
             _ => None,
@@ -278,8 +302,10 @@ impl State {
         if values.is_some() && values == resizing.last {
             return Ok(());
         }
+
         let (started, is_done) = self.prepared.prepare_resize(self.timeout)?;
         self.set_extents(&resizing.next, offsets)?;
+
         let size_now = resizing.next.lengths().map_or(u64::MAX, Lengths::total);
         let plan = resizing.plans.iter().rposition(|plan| size_now <= plan.bytes_max).unwrap_or(0);
         if plan != resizing.current {
@@ -290,6 +316,7 @@ impl State {
             resizing.plans[resizing.current].prepared = Some(last);
             resizing.current = plan;
         }
+
         resizing.next.set_chunks(resizing.plan().chunks);
         std::mem::swap(&mut self.layout, &mut resizing.next);
         self.prepared.resize(resizing.plan(), &self.layout, started);
@@ -302,6 +329,7 @@ impl State {
     /// Notes which bytes of windows the next starts use.
     fn set_extents(&self, next: &Layout, offsets: [u64; 2]) -> Result<(), Error> {
         let Some(uses) = &self.uses else { return Ok(()) };
+
         let bytes = [next.input_bytes(self.rank), next.output_bytes(self.rank)];
         let extent = |index: usize| {
             let window = self.windows[index].as_ref().filter(|_| self.uses_window(index))?;
@@ -309,6 +337,7 @@ impl State {
             Some(Extent { window: window.number, bytes, writes: index == 1 })
         };
         let extents = [extent(0), extent(1)];
+
         if let [Some(input), Some(output)] = &extents
             && input.conflicts(output)
         {
@@ -322,6 +351,7 @@ impl State {
                 output.bytes.end
             )));
         }
+
         uses.set_extents(extents);
         Ok(())
     }
@@ -367,15 +397,16 @@ impl StartPart {
         Self { hash, lens, input, output }
     }
 
-    /// Returns the hash of what both ranks of a pair know: the part, and the lengths in both directions.
+    /// Returns the hash of what both ranks of a pair know: the part, and the lengths in both
+    /// directions.
     pub(crate) fn hash_of_pair(&self, (rank, peer): (Rank, Rank), lens: PeerLens) -> u64 {
         let PeerLens { send, receive } = lens;
         let from_lower_rank = if rank <= peer { [send, receive] } else { [receive, send] };
         from_lower_rank.into_iter().fold(self.hash, mix)
     }
 
-    /// Describes the part for an error. If each pair of ranks has lengths of its own, `pair` is another rank and the lengths that
-    /// this rank exchanges with it.
+    /// Describes the part for an error. If each pair of ranks has lengths of its own, `pair` is
+    /// another rank and the lengths that this rank exchanges with it.
     pub(crate) fn describe(&self, pair: Option<(Rank, PeerLens)>) -> String {
         let Self { lens, input, output, .. } = self;
         let blocks = match (lens, pair) {
@@ -397,7 +428,8 @@ pub(crate) struct PeerLens {
     pub(crate) receive: u64,
 }
 
-/// Sets the lengths and places of the starts after `started` for all plans, of which the operation uses `current`.
+/// Sets the lengths and places of the starts after `started` for all plans, of which the operation
+/// uses `current`.
 fn set_part(
     plans: &[StartPlan],
     current: &Prepared,

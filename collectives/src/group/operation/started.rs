@@ -1,4 +1,5 @@
-//! The handles of starts that are not complete yet, with which a caller waits: by blocking, polling, a future or a descriptor.
+//! Defines the handles of starts that are not complete yet, by which a caller waits: it blocks,
+//! polls, awaits a future, or watches a descriptor.
 
 use std::fmt;
 use std::future::Future;
@@ -9,7 +10,6 @@ use std::task::{Context, Poll};
 use peerlane_hal::{Deadline, ErrorKind};
 
 use super::{Operation, State, begin_use};
-use crate::element::Element;
 use crate::error::Error;
 
 /// A start and the time at which the group ends if it is not complete.
@@ -20,7 +20,10 @@ struct Start {
 }
 
 impl Start {
+    /// Starts an operation after its earlier starts are complete.
     fn new(state: &mut State) -> Result<Self, Error> {
+        state.settle()?;
+
         let deadline = Deadline::after(state.timeout);
         // Held until the start is open.
         let begun = begin_use(&state.uses, &state.prepared, false)?;
@@ -46,31 +49,33 @@ impl Start {
     }
 }
 
-impl<T: Element> Operation<T> {
-    /// Starts the operation and returns a handle with which the caller waits for its completion. Collective.
+impl<T> Operation<T> {
+    /// Starts the operation and returns a handle by which the caller waits for its completion.
+    /// Collective.
     ///
     /// Until then, peers may read the input and write the output.
     ///
-    /// Copy engines of GPUs move the bytes by themselves. Engines of the host and of some NICs move them only while a thread of
-    /// this rank polls them. These threads do so:
-    /// - the caller in [`Started::wait`] and [`Started::poll`], also in those of other operations and groups that it uses;
-    /// - the progress thread, if the start is awaited as a future or with a [descriptor](Started::descriptor), or if
+    /// Copy engines of GPUs move the bytes by themselves. Engines of the host and of some NICs move
+    /// them only while a thread of this rank polls them. These threads do so:
+    /// - the caller in [`Started::wait`] and [`Started::poll`], even in those of other operations
+    ///   and groups that it uses;
+    /// - the progress thread, if the start is awaited as a future or with a
+    ///   [descriptor](Started::descriptor), or if
     ///   [`GroupOptions::progress_thread`](crate::group::GroupOptions::progress_thread) is set.
     ///
     /// # Errors
     /// As [`run`](Self::run).
     pub fn start(&mut self) -> Result<Started<'_, T>, Error> {
-        self.settle()?;
         let start = Start::new(&mut self.state)?;
         Ok(Started { operation: self, start })
     }
 
-    /// Starts the operation and returns a handle that owns it, so that the handle can be stored. Collective.
+    /// Starts the operation and returns a handle that owns it, so that the handle can be stored.
+    /// Collective.
     ///
     /// # Errors
     /// As [`run`](Self::run). The operation is dropped then.
     pub fn into_started(mut self) -> Result<OwnedStart<T>, Error> {
-        self.settle()?;
         let start = Start::new(&mut self.state)?;
         Ok(OwnedStart { operation: Some(self), start })
     }
@@ -78,15 +83,15 @@ impl<T: Element> Operation<T> {
 
 /// A handle to an operation that has started and may not be complete yet.
 ///
-/// It is also a future, which a thread of the group wakes; any executor can poll it. If it is dropped, the start goes on, and
-/// the next start of the operation waits for it first.
+/// It is also a future, which a thread of the group wakes; any executor can poll it. If it is
+/// dropped, the start goes on, and the next start of the operation waits for it first.
 #[must_use = "a start is finished by `wait` or `.await`"]
 pub struct Started<'a, T> {
     operation: &'a mut Operation<T>,
     start: Start,
 }
 
-impl<T: Element> Started<'_, T> {
+impl<T> Started<'_, T> {
     /// Waits until the output of the operation is complete.
     ///
     /// # Errors
@@ -95,7 +100,8 @@ impl<T: Element> Started<'_, T> {
         self.start.wait(&mut self.operation.state)
     }
 
-    /// Waits until the output of the operation is complete, but not longer than until `limit`. Returns whether it is complete.
+    /// Waits until the output of the operation is complete, but not longer than until `limit`.
+    /// Returns whether it is complete.
     ///
     /// A limit that passes does not end the group, unlike the timeout of the operation.
     ///
@@ -113,14 +119,15 @@ impl<T: Element> Started<'_, T> {
         self.operation.state.prepared.poll(self.start.epoch)
     }
 
-    /// Returns a file descriptor for an event loop, which becomes readable when the start is complete or the group has ended;
-    /// do not read from it.
+    /// Returns a file descriptor for an event loop, which becomes readable when the start is
+    /// complete or the group has ended; do not read from it.
     ///
-    /// [`poll`](Self::poll) or [`wait`](Self::wait) then returns the result at once. The operation keeps the descriptor: it is the same for
-    /// each start, and the next start makes it unreadable.
+    /// [`poll`](Self::poll) or [`wait`](Self::wait) then returns the result at once. The operation
+    /// keeps the descriptor: it is the same for each start, and the next start makes it unreadable.
     ///
     /// # Errors
-    /// As [`Operation::run`]; [`Other`](ErrorKind::Other) if the process has no descriptor or no thread left.
+    /// As [`Operation::run`]; [`Other`](ErrorKind::Other) if the process has no descriptor or no
+    /// thread left.
     pub fn descriptor(&mut self) -> Result<BorrowedFd<'_>, Error> {
         self.operation.state.prepared.descriptor(self.start.epoch)
     }
@@ -131,7 +138,7 @@ impl<T: Element> Started<'_, T> {
     }
 }
 
-impl<T: Element> Future for Started<'_, T> {
+impl<T> Future for Started<'_, T> {
     type Output = Result<(), Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -140,10 +147,11 @@ impl<T: Element> Future for Started<'_, T> {
     }
 }
 
-/// A handle that owns an operation that has started, and returns the operation when the start is complete.
+/// A handle that owns an operation that has started, and returns the operation when the start is
+/// complete.
 ///
-/// As [`Started`], it is also a future. If it is dropped, the drop waits until the start is complete or its timeout has passed,
-/// because the memory of the operation is in use.
+/// As [`Started`], it is also a future. If it is dropped, the drop waits until the start is
+/// complete or its timeout has passed, because the memory of the operation is in use.
 #[must_use = "a start is finished by `wait` or `.await`"]
 pub struct OwnedStart<T> {
     /// `None` after the future has returned the operation.
@@ -151,7 +159,7 @@ pub struct OwnedStart<T> {
     start: Start,
 }
 
-impl<T: Element> OwnedStart<T> {
+impl<T> OwnedStart<T> {
     /// Notes that the caller has refused another start, as [`Operation::note_refusal`].
     pub fn note_refusal(&self, error: &Error) {
         if let Some(operation) = &self.operation {
@@ -186,11 +194,12 @@ impl<T: Element> OwnedStart<T> {
         start.wait_until(self.state()?, limit)
     }
 
-    /// Waits until the output of the operation is complete, or until `part` passes, so that the caller can look at something else, such
-    /// as signals, before it calls this again. Returns whether it is complete.
+    /// Waits until the output of the operation is complete, or until `part` passes, so that the
+    /// caller can look at something else, such as signals, before it calls this again. Returns
+    /// whether it is complete.
     ///
-    /// For other ranks the calls are one wait without a limit: if these wait for another call, the group ends by a mismatch, as in
-    /// [`wait`](Self::wait).
+    /// For other ranks the calls are one wait without a limit: if these wait for another call, the
+    /// group ends by a mismatch, as in [`wait`](Self::wait).
     ///
     /// # Errors
     /// As [`Operation::run`].
@@ -223,7 +232,7 @@ impl<T: Element> OwnedStart<T> {
     }
 }
 
-impl<T: Element> Future for OwnedStart<T> {
+impl<T> Future for OwnedStart<T> {
     type Output = Result<Operation<T>, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

@@ -20,7 +20,7 @@ pub use slice::{WindowSlice, WindowSliceMut};
 pub use unreleased::Unreleased;
 pub(crate) use uses::{BegunStart, Extent, WindowUse, WindowUses};
 
-use crate::element::{DType, Element};
+use crate::element::{DType, Element, Untyped};
 use crate::error::Error;
 use crate::group::buffer::MemoryRange;
 use crate::group::segment::Segment;
@@ -123,6 +123,13 @@ impl<T: Element> Window<T> {
     ///
     /// The view keeps the window in use: drop it before the window is [released](crate::group::Group::release).
     pub fn cast<U: Element>(&self) -> Window<U> {
+        Window { inner: Arc::clone(&self.inner), elements: PhantomData }
+    }
+
+    /// Returns a view of the same window for operations whose element type is chosen at run time.
+    ///
+    /// The view keeps the window in use, as one of [`cast`](Self::cast).
+    pub fn untyped(&self) -> Window<Untyped> {
         Window { inner: Arc::clone(&self.inner), elements: PhantomData }
     }
 
