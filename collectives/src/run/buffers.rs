@@ -121,7 +121,7 @@ impl DoubleBuffering {
         flag_words: u64,
         capturable: bool,
     ) -> Option<Self> {
-        let outputs = u64::from(outputs.max(1));
+        let outputs = u64::from(outputs.clamp(1, 2));
         let stride = match outputs {
             1 => output_bytes,
             _ => output_bytes.checked_next_multiple_of(OUTPUT_ALIGN_BYTES)?,
@@ -187,7 +187,8 @@ impl DoubleBuffering {
     /// Returns the number of the output and of the set of flags that a start uses.
     fn set(&self, start: Start) -> u64 {
         match start {
-            Start::Eager(epoch) => epoch % self.outputs,
+            // At most two outputs, so this is the remainder without a division.
+            Start::Eager(epoch) => epoch & (self.outputs - 1),
             Start::Captured => 0,
         }
     }
