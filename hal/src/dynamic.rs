@@ -1,8 +1,9 @@
-//! Defines type-erased fabrics, regions and engines, for programs that choose a backend at run time.
+//! Defines type-erased fabrics, regions and engines, for programs that choose a backend at run
+//! time.
 //!
-//! A program that selects a backend at run time uses these. Each type implements the trait of the typed one, so code that is
-//! generic over [`Fabric`] takes a [`DynFabric`] as well. A call costs one virtual call more, and an op one comparison of types
-//! per region.
+//! A program that selects a backend at run time uses these. Each type implements the trait of the
+//! typed one, so code that is generic over [`Fabric`] takes a [`DynFabric`] as well. A call costs
+//! one virtual call more, and an op one comparison of types per region.
 
 use std::any::Any;
 use std::fmt;
@@ -89,7 +90,8 @@ fn wrong_type<T>(kind: ErrorKind, what: &str, expected: BackendId) -> Result<T, 
     Err(DynError::new(WrongType { kind, text }))
 }
 
-/// A type-erased imported region of any backend. Clones share the import, which ends with the last of them.
+/// A type-erased imported region of any backend. Clones share the import, which ends with the last
+/// of them.
 #[derive(Clone)]
 pub struct DynImport(pub(crate) Arc<dyn Any + Send + Sync>);
 
@@ -110,19 +112,23 @@ pub struct DynKey {
 }
 
 impl DynKey {
-    fn of<K: RemoteKey>(key: &K) -> Self {
+    fn from_key<K: RemoteKey>(key: &K) -> Self {
+        // `K` can be this type, and a key is wrapped only once.
         if let Some(key) = (key as &dyn Any).downcast_ref::<Self>() {
             return key.clone();
         }
+
         let (region_bytes, generation) = (key.region_bytes(), key.generation());
         Self { region_bytes, generation, key: key.encode() }
     }
 
     fn typed<K: RemoteKey>(&self) -> Result<K, KeyError> {
+        // `K` can be this type.
         let mut same = Some(self.clone());
         if let Some(key) = (&mut same as &mut dyn Any).downcast_mut::<Option<K>>() {
             return Ok(key.take().expect("set above"));
         }
+
         let key = K::decode(&self.key)?;
         if key.region_bytes() != self.region_bytes {
             let (field, found) = ("region bytes after the key", self.region_bytes);
@@ -137,8 +143,8 @@ impl RemoteKey for DynKey {
         Writer::new().bytes(&self.key).u64(self.region_bytes).finish()
     }
 
-    /// Checks only the header of a remote key. The fabric checks the backend and the payload when it imports
-    /// the region.
+    /// Checks only the header of a remote key. The fabric checks the backend and the payload when
+    /// it imports the region.
     fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
         let mut reader = Reader::new(bytes);
         let key = reader.bytes("key", bytes.len().saturating_sub(size_of::<u64>()))?.to_vec();
@@ -373,7 +379,7 @@ impl<F: Fabric> ErasedFabric for TypedFabric<F> {
         let Some(local) = local.typed() else {
             return wrong_type(ErrorKind::Mismatch, "region", self.0.backend());
         };
-        self.0.memory().export(local).map(|key| DynKey::of(&key)).map_err(DynError::new)
+        self.0.memory().export(local).map(|key| DynKey::from_key(&key)).map_err(DynError::new)
     }
 
     fn import(&self, peer: Rank, key: &DynKey, deadline: Deadline) -> Result<DynImport, DynError> {
@@ -400,7 +406,8 @@ impl DynEngine {
         self.0.as_any_mut().downcast_mut()
     }
 
-    /// Binds the regions that commands name, so that [`submit_commands`](Self::submit_commands) need not find out their types.
+    /// Binds the regions that commands name, so that [`submit_commands`](Self::submit_commands)
+    /// need not find out their types.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a region belongs to another backend.
@@ -408,14 +415,17 @@ impl DynEngine {
         self.0.bind(regions)
     }
 
-    /// Submits commands as [`submit`](CopyEngine::submit) does with the ops that they describe in a start.
+    /// Submits commands as [`submit`](CopyEngine::submit) does with the ops that they describe in a
+    /// start.
     ///
     /// # Errors
-    /// As [`submit`](CopyEngine::submit); [`InvalidArgument`](ErrorKind::InvalidArgument) if a command names a region that is not
-    /// bound, or `regions` were bound to an engine of another backend. Nothing of the slice is taken then.
+    /// As [`submit`](CopyEngine::submit); [`InvalidArgument`](ErrorKind::InvalidArgument) if a
+    /// command names a region that is not bound, or `regions` were bound to an engine of another
+    /// backend. Nothing of the slice is taken then.
     ///
     /// # Safety
-    /// As [`submit`](CopyEngine::submit). The regions live until they are no longer used, even if `regions` are dropped before.
+    /// As [`submit`](CopyEngine::submit). The regions live until they are no longer used, even if
+    /// `regions` are dropped before.
     pub unsafe fn submit_commands(
         &mut self,
         regions: &BoundRegions,
@@ -568,9 +578,11 @@ where
     unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError> {
         let mut sources = recycle(std::mem::take(&mut self.sources));
         let mut typed: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
+
         // SAFETY: the caller upholds the same contract.
         let submitted = typed_ops(ops, &mut sources, &mut typed)
             .map(|()| unsafe { self.engine.submit(&typed) });
+
         self.ops = recycle(typed);
         self.sources = recycle(sources);
         match submitted {
@@ -647,6 +659,7 @@ where
         // `submit_commands` refuses what cannot be submitted.
         let (mut sources, mut typed) = (Vec::new(), Vec::new());
         let Ok(regions) = self.typed_regions(regions) else { return 0 };
+
         let ops = regions.ops(commands, start, &mut sources, &mut typed).map(|()| typed);
         ops.map_or(0, |ops| self.engine.compute_bytes(&ops, captured))
     }
@@ -657,13 +670,14 @@ fn typed_at<'a, L: Region>(at: At<'a, DynRegion>) -> Option<At<'a, L>> {
     Some(At { region: at.region.typed()?, offset: at.offset })
 }
 
-/// Appends ops with typed regions to `typed`, and the sources of their reductions to `sources`. Returns `None` if a region belongs to
-/// another backend.
+/// Appends ops with typed regions to `typed`, and the sources of their reductions to `sources`.
+/// Returns `None` if a region belongs to another backend.
 fn typed_ops<'s, 'a: 's, L: Region, R: 'static>(
     ops: &[Op<'a, DynRegion, DynImport>],
     sources: &'s mut Vec<At<'a, L>>,
     typed: &mut Vec<Op<'s, L, R>>,
 ) -> Option<()> {
+    // All sources are collected before an op borrows them, because a vector that grows moves them.
     for op in ops {
         if let Op::Reduce { srcs, .. } = op {
             for source in *srcs {
@@ -671,6 +685,7 @@ fn typed_ops<'s, 'a: 's, L: Region, R: 'static>(
             }
         }
     }
+
     let mut sources: &[At<'_, L>] = sources;
     for op in ops {
         typed.push(typed_op(op, &mut sources)?);
@@ -678,13 +693,15 @@ fn typed_ops<'s, 'a: 's, L: Region, R: 'static>(
     Some(())
 }
 
-/// Returns an op with typed regions, and takes the sources of a reduction from the front of `sources`.
+/// Returns an op with typed regions, and takes the sources of a reduction from the front of
+/// `sources`.
 fn typed_op<'a, L: Region, R: 'static>(
     op: &Op<'a, DynRegion, DynImport>,
     sources: &mut &'a [At<'a, L>],
 ) -> Option<Op<'a, L, R>> {
     let remote =
         |at: At<'a, DynImport>| Some(At { region: at.region.0.downcast_ref()?, offset: at.offset });
+
     Some(match *op {
         Op::Put { dst, src, bytes } => Op::Put { dst: remote(dst)?, src: typed_at(src)?, bytes },
         Op::Get { dst, src, bytes } => Op::Get { dst: typed_at(dst)?, src: remote(src)?, bytes },

@@ -1,19 +1,22 @@
 //! Decides how long a thread that polls several engines sleeps between two polls.
 //!
-//! A park is woken by its own engine and fabric. No single park covers several engines, so the thread that
-//! polls them spins while progress is recent and then naps, longer the longer nothing has happened.
+//! A park is woken by its own engine and fabric. No single park covers several engines, so the
+//! thread that polls them spins while progress is recent and then naps, longer the longer nothing
+//! has happened.
 
 use std::time::{Duration, Instant};
 
-/// A thread polls without sleeping for this long after the last progress, a few times the latency of a small message.
+/// A thread polls without sleeping for this long after the last progress, a few times the latency
+/// of a small message.
 const SPIN: Duration = Duration::from_micros(100);
 const NAP_MIN: Duration = Duration::from_micros(50);
 /// A nap lasts at most 1/16 of the wait so far, so that a wait ends at most 1/16 later.
 const WAIT_FRACTION: u32 = 16;
-/// A nap may last as long as this number of polls if polls are slow, so that a long wait never uses much of a
-/// processor.
+/// A nap may last as long as this number of polls if polls are slow, so that a long wait never uses
+/// much of a processor.
 const POLLS_PER_NAP: u32 = 16;
-/// A single slow poll may have been interrupted by the scheduler, so a nap after slow polls is limited to this time.
+/// A single slow poll may have been interrupted by the scheduler, so a nap after slow polls is
+/// limited to this time.
 const SLOW_NAP_MAX: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -64,12 +67,15 @@ mod tests {
     #[test]
     fn a_long_wait_uses_little_of_a_slow_processor() {
         for poll in [MICRO, 50 * MICRO, MILLI, 2 * MILLI] {
-            // An engine announces that it will sleep in one park and sleeps in the next: two polls a nap.
+            // An engine announces that it will sleep in one park and sleeps in the next: two polls
+            // a nap.
             let (mut waited, mut polled) = (Duration::ZERO, Duration::ZERO);
+
             while waited < Duration::from_secs(2) {
                 let nap = nap_after(waited, poll, 10 * MILLI);
                 (waited, polled) = (waited + 2 * poll + nap, polled + 2 * poll);
             }
+
             assert!(polled * 5 < waited, "polls of {poll:?}: {polled:?} of {waited:?}");
         }
     }
@@ -84,12 +90,14 @@ mod tests {
     fn progress_ends_the_back_off() {
         let mut backoff = Backoff::new(MILLI);
         let begin = Instant::now();
+
         assert_eq!(backoff.nap_at(begin, begin + MICRO), None);
         assert_eq!(
             backoff.nap_at(begin + MICRO, begin + SPIN),
             Some(NAP_MIN),
             "the wait continues"
         );
+
         backoff.reset();
         assert_eq!(backoff.nap_at(begin + SPIN, begin + SPIN), None);
     }

@@ -1,7 +1,8 @@
 //! Executes the copies and flag operations of a prepared operation, and tracks their completion.
 //!
-//! Usually the thread that waits for an operation drives its executor. A thread that waits for another operation drives this
-//! one too, because peers may be waiting for it. The watchdog examines starts on a stream when they are due.
+//! Usually the thread that waits for an operation drives its executor. A thread that waits for
+//! another operation drives this one too, because peers may be waiting for it. The watchdog
+//! examines starts on a stream when they are due.
 
 use std::any::Any;
 use std::ops::DerefMut;
@@ -37,7 +38,8 @@ pub(crate) struct ExecutorOptions {
 
 #[derive(Debug)]
 pub(crate) enum StartFailure {
-    /// The operation was refused before anything was submitted to an engine, so the group continues.
+    /// The operation was refused before anything was submitted to an engine, so the group
+    /// continues.
     Refused(Error),
     /// An engine failed, so the group of ranks must end.
     Broken(Error),
@@ -53,13 +55,15 @@ impl StartFailure {
 }
 
 impl Executor {
-    /// Creates an executor for this rank's part of a verified plan. The first lane is lane 0, which alone runs on the caller's
-    /// stream; every other lane begins and ends with flags.
+    /// Creates an executor for this rank's part of a verified plan.
+    ///
+    /// The first lane is lane 0, which alone runs on the caller's stream; every other lane begins
+    /// and ends with flags.
     ///
     /// # Safety
-    /// The programs of the lanes must stay inside their regions, which their queues keep alive. The plans of all ranks must be
-    /// verified, so that ranks that run them do not race. If the operation is capturable, its memory must live as long as the
-    /// graphs that record it.
+    /// The programs of the lanes must stay inside their regions, which their queues keep alive. The
+    /// plans of all ranks must be verified, so that ranks that run them do not race. If the
+    /// operation is capturable, its memory must live as long as the graphs that record it.
     pub(crate) unsafe fn new(lanes: Vec<Lane>, options: ExecutorOptions) -> Self {
         let park_misses_events = lanes.len() > 1 || lanes.iter().any(Lane::has_cross_tier_waits);
         Self { lanes, options, park_misses_events, started: 0, start_times: Vec::new() }
@@ -77,14 +81,16 @@ impl Executor {
         self.lanes.iter().map(|lane| lane.queue.done()).min().unwrap_or(self.started)
     }
 
-    /// Returns whether the commands of all starts are submitted that no thread drives, or that belong on the caller's stream.
+    /// Returns whether the commands of all starts are submitted on lane 0 and on the lanes that no
+    /// thread drives.
     pub(crate) fn is_submitted(&self) -> bool {
         let is_awaited = |(index, lane): &(usize, &Lane)| *index == 0 || !lane.is_driven();
         let mut lanes = self.lanes.iter().enumerate().filter(is_awaited);
         lanes.all(|(_, lane)| lane.is_submitted(self.started))
     }
 
-    /// Returns whether the commands of all starts are submitted, also on lanes that a thread drives.
+    /// Returns whether the commands of all starts are submitted, including those on lanes that a
+    /// thread drives.
     pub(crate) fn has_submitted_all(&self) -> bool {
         self.lanes.iter().all(|lane| lane.is_submitted(self.started))
     }
@@ -94,13 +100,15 @@ impl Executor {
         self.lanes.iter().any(Lane::is_armed)
     }
 
-    /// Counts starts up to `epoch` as made, because another executor has made them. All own starts must be submitted.
+    /// Counts starts up to `epoch` as made, because another executor has made them. All own starts
+    /// must be submitted.
     pub(crate) fn skip_to(&mut self, epoch: u64) {
         self.started = epoch;
         self.lanes.iter_mut().for_each(|lane| lane.skip_to(epoch));
     }
 
-    /// Changes the copies of the next start. All earlier starts must be submitted, and no lane armed.
+    /// Changes the copies of the next start. All earlier starts must be submitted, and no lane
+    /// armed.
     pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
         self.lanes.iter_mut().for_each(|lane| lane.resize(plan, layout));
     }
@@ -134,46 +142,61 @@ impl Executor {
         if !self.options.traced {
             return None;
         }
+
         let start = |(epoch, &(origin, made)): (u64, &(Instant, SystemTime))| {
             let since = made.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             let unix_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
             let steps = self.lanes.iter().flat_map(|lane| lane.traced(epoch, origin)).collect();
             TracedStart { epoch, unix_ns, steps }
         };
-        let is_cut = self.started > self.start_times.len() as u64;
-        let is_cut = is_cut || self.lanes.iter().any(Lane::is_trace_cut);
+
+        let misses_starts = self.started > self.start_times.len() as u64;
+        let is_cut = misses_starts || self.lanes.iter().any(Lane::is_trace_cut);
         Some(((1..).zip(&self.start_times).map(start).collect(), is_cut))
     }
 
-    /// The entry of lane 0 is submitted before the other lanes, and these before the rest of lane 0. On CUDA, a queue
-    /// that waits for work that the same process submits later may never continue.
+    /// Submits what it can on all lanes without blocking, and records what their engines have
+    /// completed.
+    ///
+    /// The entry of lane 0 is submitted before the other lanes, and these before the rest of lane
+    /// 0. On CUDA, a queue that waits for work that the same process submits later may never
+    /// continue.
     ///
     /// Returns whether a lane made progress, or can make more at once.
     pub(crate) fn drive(&mut self) -> Result<bool, Error> {
         let mut progressed = false;
+
         if let [home, others @ ..] = &mut self.lanes[..] {
-            // SAFETY: the caller of `new` guarantees that the commands stay inside live regions and do not race.
+            // SAFETY: the caller of `new` guarantees that the commands stay inside live regions and
+            // do not race.
             unsafe { home.submit_entry(self.started) }?;
+
             for lane in others {
-                // SAFETY: as above.
+                // SAFETY: the caller of `new` gives this guarantee for the commands of all lanes.
                 progressed |= unsafe { lane.drive(self.started) }?;
             }
-            // SAFETY: as above.
+
+            // SAFETY: the caller of `new` gives this guarantee for the commands of all lanes.
             progressed |= unsafe { home.drive(self.started) }?;
         }
         Ok(progressed)
     }
 
-    /// Submits the commands of all starts, in the order of [`drive`](Self::drive), without asking what is complete.
+    /// Submits the commands of all starts, in the order of [`drive`](Self::drive), without asking
+    /// what is complete.
     pub(crate) fn submit(&mut self) -> Result<(), Error> {
         let [home, others @ ..] = &mut self.lanes[..] else { return Ok(()) };
-        // SAFETY: the caller of `new` guarantees that the commands stay inside live regions and do not race.
+
+        // SAFETY: the caller of `new` guarantees that the commands stay inside live regions and do
+        // not race.
         unsafe { home.submit_entry(self.started) }?;
+
         for lane in others {
-            // SAFETY: as above.
+            // SAFETY: the caller of `new` gives this guarantee for the commands of all lanes.
             unsafe { lane.submit(self.started) }?;
         }
-        // SAFETY: as above.
+
+        // SAFETY: the caller of `new` gives this guarantee for the commands of all lanes.
         unsafe { home.submit(self.started) }
     }
 
@@ -188,8 +211,9 @@ impl Executor {
         }
     }
 
-    /// Runs `body` with lane 0 on the caller's stream, and tells it whether the stream captures. `admit` comes before anything
-    /// changes.
+    /// Runs `body` with lane 0 on the caller's stream, and tells it whether the stream captures.
+    ///
+    /// `admit` is called before anything changes, and can refuse the start.
     pub(crate) fn on_stream<R>(
         &mut self,
         stream: &dyn Any,
@@ -212,24 +236,28 @@ impl Executor {
                 "the engines cannot queue waits, which a start on a stream needs; use `start`",
             );
         }
+
         if self.options.strict && self.is_driven() {
             return refuse(
                 "strict is set, but `start_on` needs a progress thread for the lanes whose engines \
                  cannot wait by themselves; use `start`, or turn strict off",
             );
         }
+
         if captures && !self.options.capturable {
             return refuse(
                 "the stream captures a graph, but the operation is not capturable; prepare it with \
                  `capturable()`",
             );
         }
+
         Ok(())
     }
 
     /// Records a start of the operation into the graph that is being captured.
     pub(crate) fn capture(&mut self) -> Result<(), StartFailure> {
         let [home, others @ ..] = &mut self.lanes[..] else { return Ok(()) };
+
         // SAFETY: the caller of `new` guarantees that the commands stay inside regions that live as
         // long as the graph, and do not race.
         unsafe { home.capture_entry() }.map_err(StartFailure::before_submit)?;
@@ -237,7 +265,7 @@ impl Executor {
         // A graph contains only lane 0; a thread replays the others beside it.
         others.iter_mut().for_each(Lane::arm);
 
-        // SAFETY: as above.
+        // SAFETY: the caller of `new` gives this guarantee for all commands of lane 0.
         unsafe { home.capture_rest() }.map_err(StartFailure::before_submit)
     }
 
@@ -351,6 +379,7 @@ mod tests {
             let mut script = self.script.lock().unwrap();
             let line = format!("{}: {call}", self.name);
             script.lines.push(line.clone());
+
             match &script.fails {
                 Some((fails, kind)) if *fails == line => Err(error(*kind, &line)),
                 _ => Ok(()),
@@ -387,6 +416,7 @@ mod tests {
             if self.room == 0 {
                 return Err(error(ErrorKind::QueueFull, "no room"));
             }
+
             let value = |op: &Op<'_, host::Local, host::Remote>| match *op {
                 Op::Signal { value, .. } | Op::Wait { value, .. } => value,
                 _ => unreachable!("the programs copy nothing"),
@@ -398,6 +428,8 @@ mod tests {
             };
 
             self.record(&format!("submit {} of {of}", ops.len()))?;
+
+            // A captured start has no ticket.
             if !self.captures {
                 self.tickets += 1;
                 self.room -= 1;
@@ -466,7 +498,8 @@ mod tests {
         executor_with(caps, capturable, u64::MAX, 0)
     }
 
-    /// Creates an executor of two lanes, a and b, each with three commands: signals to this rank, in b behind a wait.
+    /// Creates an executor of two lanes, a and b, each with three commands: signals to this rank,
+    /// in b behind a wait.
     fn executor_with(
         caps: Caps,
         capturable: bool,
@@ -474,6 +507,7 @@ mod tests {
         entry: usize,
     ) -> (Executor, Arc<Mutex<Script>>) {
         let script: Arc<Mutex<Script>> = Arc::default();
+
         let mut fabric = host::Fabric::open(Rank(0), 1).unwrap();
         let address = fabric.address();
         fabric.connect(Rank(0), &address, Deadline::after(Duration::from_secs(60))).unwrap();
@@ -483,11 +517,13 @@ mod tests {
         let flags = || {
             let region: DynRegion = fabric.allocate(64, Role::Flags).unwrap();
             let key = fabric.export(&region).unwrap();
+
             let mut regions = RankRegions::new(region);
             let deadline = Deadline::after(Duration::from_secs(60));
             regions.import(Rank(0), fabric.import(Rank(0), &key, deadline).unwrap());
             regions
         };
+
         let captured = capturable.then(flags);
         let memory = Arc::new(OperationBuffers {
             inputs: Vec::new(),
@@ -506,6 +542,7 @@ mod tests {
             let first = if name == 'a' { Command::Signal { flag } } else { Command::Wait { flag } };
             let [second, third] = [Command::Signal { flag }; 2];
             let commands = [first, second, third].into();
+
             let entry_commands = if name == 'a' { entry } else { 0 };
             let (sources, waits, origins) = (Box::default(), Box::default(), None);
             let program = Program { commands, sources, origins, entry_commands, waits };
@@ -514,6 +551,7 @@ mod tests {
             let queue = Queue::new(engine, BackendId::HOST, Arc::clone(&memory)).unwrap();
             Lane::new(LaneId::HOME, (program, Adder::None), queue, false)
         });
+
         // SAFETY: no engine touches memory.
         let executor = unsafe {
             Executor::new(
@@ -550,6 +588,7 @@ mod tests {
         let (mut executor, log) = executor(CAPS, false);
         start_on(&mut executor, &EAGER).unwrap();
         assert!(executor.is_submitted());
+
         let expected = [
             "a: fork",
             "b: submit 2 of Eager(1)",
@@ -566,6 +605,7 @@ mod tests {
         let (mut executor, log) = executor_with(CAPS, false, u64::MAX, 1);
         executor.start();
         executor.drive().unwrap();
+
         let expected = [
             "a: submit 1 of Eager(1)",
             "b: submit 2 of Eager(1)",
@@ -592,13 +632,16 @@ mod tests {
                 ],
             ),
         ];
+
         for (fails, failure, expected) in cases {
             let (mut executor, log) = executor(CAPS, false);
             log.lock().unwrap().fails = Some((fails.to_owned(), ErrorKind::InvalidArgument));
+
             let found = start_on(&mut executor, &EAGER).unwrap_err();
             assert!(format!("{found:?}").starts_with(failure), "{fails}: {found:?}");
             assert_eq!(take_lines(&log), expected, "{fails}");
         }
+
         let (mut executor, log) = executor(CAPS, false);
         log.lock().unwrap().fails = Some(("a: join".to_owned(), ErrorKind::DeviceLost));
         assert!(matches!(start_on(&mut executor, &EAGER), Err(StartFailure::Broken(_))));
@@ -610,9 +653,11 @@ mod tests {
         let (mut executor, log) = executor(CAPS, true);
         start_on(&mut executor, &EAGER).unwrap();
         take_lines(&log);
+
         start_on(&mut executor, &CAPTURING).unwrap();
         let expected = ["a: fork", "a: submit 2 of Captured", "a: submit 1 of Captured", "a: join"];
         assert_eq!(take_lines(&log), expected);
+
         executor.drive().unwrap();
         assert_eq!((executor.started(), executor.done(), executor.is_submitted()), (1, 1, true));
     }
@@ -623,6 +668,7 @@ mod tests {
         let Err(StartFailure::Refused(error)) = start_on(&mut executor, &CAPTURING) else {
             panic!("the start was recorded");
         };
+
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         insta::assert_snapshot!(error, @
             "the stream captures a graph, but the operation is not capturable; prepare it with \
@@ -647,6 +693,7 @@ mod tests {
         start_on(&mut executor, &EAGER).unwrap();
         assert!(!executor.is_submitted());
         assert_eq!(take_lines(&log).len(), 4, "a fork, one slice of each lane, a join");
+
         for _ in 0..2 {
             executor.park(Duration::ZERO).unwrap();
             executor.drive().unwrap();

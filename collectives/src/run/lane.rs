@@ -12,7 +12,7 @@ use crate::run::program::Program;
 use crate::run::queue::Queue;
 use crate::trace::TracedStep;
 
-/// What adds the contributions of a lane.
+/// Says what adds the contributions of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Adder {
     /// The lane does not add.
@@ -55,7 +55,9 @@ impl Lane {
         self.tracer.as_ref().is_some_and(|tracer| tracer.is_cut)
     }
 
-    /// A signal from an engine of another fabric does not wake a parked engine.
+    /// Returns whether the lane waits for flags that engines of another fabric signal.
+    ///
+    /// Such a signal does not wake a parked engine.
     pub(crate) fn has_cross_tier_waits(&self) -> bool {
         let crosses = |command: &Command| matches!(command, Command::Wait { flag } if flag.region == CROSS_TIER_FLAGS);
         self.program.commands.iter().any(crosses)
@@ -110,9 +112,10 @@ impl Lane {
     /// # Safety
     /// As [`Queue::submit`].
     unsafe fn submit_slice(&mut self, end: usize) -> Result<bool, Error> {
-        let (first, after) =
-            (self.next, self.next + self.slice_len(&self.program.commands[self.next..end]));
+        let first = self.next;
+        let after = first + self.slice_len(&self.program.commands[first..end]);
         let submitted_at = self.tracer.is_some().then(Instant::now);
+
         let commands = &self.program.commands[first..after];
         let slice = Commands { commands, sources: &self.program.sources };
 
@@ -130,7 +133,8 @@ impl Lane {
         Ok(true)
     }
 
-    /// Submits as many commands as possible without blocking, and records what the engine has completed.
+    /// Submits as many commands as possible without blocking, and records what the engine has
+    /// completed.
     ///
     /// Returns whether the lane made progress, or its engine can make more at once.
     ///
@@ -138,6 +142,7 @@ impl Lane {
     /// As [`Queue::submit`], for every command of the program.
     pub(crate) unsafe fn drive(&mut self, started: u64) -> Result<bool, Error> {
         let before = (self.epoch, self.next, self.queue.done(), self.queue.last());
+
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
         unsafe { self.submit(started) }?;
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
@@ -154,6 +159,7 @@ impl Lane {
     /// As [`Queue::submit`].
     unsafe fn replay(&mut self) -> Result<(), Error> {
         let Some(mut next) = self.armed else { return Ok(()) };
+
         while let Some(command) = self.program.commands.get(next) {
             if let Command::Wait { flag } = *command {
                 if self.queue.try_consume(flag, Start::Captured)? == FlagState::Waiting {
@@ -173,10 +179,12 @@ impl Lane {
                 next += commands.len();
             }
 
+            // The next replay of the graph begins with the first command again.
             if next == self.program.commands.len() {
                 next = 0;
             }
         }
+
         self.armed = Some(next);
         Ok(())
     }
@@ -219,6 +227,7 @@ impl Lane {
     pub(crate) unsafe fn submit(&mut self, started: u64) -> Result<(), Error> {
         while self.epoch <= started {
             let start = Start::Eager(self.epoch);
+
             let Some(&command) = self.program.commands.get(self.next) else {
                 if self.next == 0 {
                     // A lane without commands still gets a ticket for each start.
@@ -228,8 +237,10 @@ impl Lane {
                         return Ok(());
                     }
                 }
+
                 self.queue.mark(self.epoch)?;
-                (self.epoch, self.next) = (self.epoch + 1, 0);
+                self.epoch += 1;
+                self.next = 0;
                 continue;
             };
 
@@ -250,9 +261,11 @@ impl Lane {
                         self.tracer.as_mut().map(Tracer::polls);
                         return Ok(());
                     }
+
                     let reduction =
                         Commands { commands: &[command], sources: &self.program.sources };
-                    // SAFETY: the plan is proven, and the commands before are complete, among them the waits for what is added.
+                    // SAFETY: the plan is proven, and the commands before are complete, among them
+                    // the waits for what is added.
                     unsafe { self.queue.reduce(reduction, start) };
                     self.pass();
                 }
@@ -280,8 +293,9 @@ impl Lane {
 
     /// Returns how many of the commands that are left are submitted together.
     ///
-    /// A slice ends before the next wait if the engine cannot queue waits, and before the next reduction if the thread adds. A lane
-    /// whose steps are timed submits each command as a slice of its own.
+    /// A slice ends before the next wait if the engine cannot queue waits, and before the next
+    /// reduction if the thread adds. A lane whose steps are timed submits each command as a slice
+    /// of its own.
     fn slice_len(&self, rest: &[Command]) -> usize {
         let caps = self.queue.caps();
         let slice_ops_max = if self.tracer.is_some() { 1 } else { caps.slice_ops_max };
@@ -291,6 +305,7 @@ impl Lane {
         if self.adder == Adder::Thread {
             slice = &slice[..slice.iter().position(adds).unwrap_or(slice.len())];
         }
+
         if caps.queued_wait { slice.len() } else { before_wait(slice) }
     }
 
@@ -329,13 +344,15 @@ fn before_wait(commands: &[Command]) -> usize {
     wait.unwrap_or(commands.len())
 }
 
-/// Returns the error of a flag that a start with other lengths or places has signalled; the tracker finds its writer.
+/// Returns the error of a flag that a start with other lengths or places has signalled.
+///
+/// The tracker finds the rank that has signalled the flag.
 #[cold]
 pub(crate) fn differing_start() -> Error {
     Error::new(ErrorKind::Mismatch, "the lengths or places of a start differ between ranks")
 }
 
-/// A step in a trace takes about 100 bytes of memory, so the number of steps is limited.
+/// Maximum number of steps in a trace. A step takes about 100 bytes of memory.
 const TRACED_STEPS_MAX: usize = 1 << 18;
 
 struct Tracer {
@@ -394,13 +411,18 @@ impl Tracer {
         }
     }
 
+    /// Returns the steps of the start `epoch`, with times relative to `origin`.
     fn steps(&self, epoch: u64, origin: Instant, commands: &[Command]) -> Vec<TracedStep> {
         let nanos = |at: Instant| {
             u64::try_from(at.saturating_duration_since(origin).as_nanos()).unwrap_or(u64::MAX)
         };
+
         let first = self.records.partition_point(|record| record.epoch < epoch);
-        let mut before = first.checked_sub(1).and_then(|before| self.records[before].end);
         let records = self.records[first..].iter().take_while(|record| record.epoch == epoch);
+
+        // A lane executes its commands in order, so a step cannot begin before the one before it
+        // has ended, which may be a step of the start before.
+        let mut before = first.checked_sub(1).and_then(|before| self.records[before].end);
         let step = |record: &StepRecord| {
             let begin = before.map_or(record.submitted, |before| before.max(record.submitted));
             before = record.end;
@@ -413,6 +435,7 @@ impl Tracer {
                 end_ns: record.end.map(nanos),
             }
         };
+
         records.map(step).collect()
     }
 }

@@ -9,10 +9,11 @@
 //! | `buffers.rs` | the regions of an operation, and the offsets that a start uses |
 //! | `backoff.rs` | how long a waiting thread sleeps |
 //!
-//! Each file uses only files below it in this table. The executor depends on no vendor and no algorithm. Its only dynamic
-//! dispatch is the engine of a [`queue`], which takes slices of commands. Waits are queued if the engine can queue them; otherwise the
-//! executor polls the flag and submits the commands after it. The thread that calls `start`, `poll` or `wait` of an operation
-//! polls its engines.
+//! Each file uses only files below it in this table. The executor depends on no vendor and no
+//! algorithm. Its only dynamic dispatch is the engine of a [`queue`], which takes slices of
+//! commands. Waits are queued if the engine can queue them; otherwise the executor polls the flag
+//! and submits the commands after it. The thread that calls `start`, `poll` or `wait` of an
+//! operation polls its engines.
 
 pub(crate) mod backoff;
 pub(crate) mod buffers;

@@ -13,8 +13,9 @@ use crate::group::agreement::{Offer, agree};
 impl Group {
     /// Ends a channel on every rank. Collective.
     ///
-    /// When it returns, all messages of all ranks have arrived, and no rank can send another one. So the host may borrow
-    /// [slices](crate::group::Window::slice) of the window again, unless another channel uses it.
+    /// When it returns, all messages of all ranks have arrived, and no rank can send another one.
+    /// So the host may borrow [slices](crate::group::Window::slice) of the window again, unless
+    /// another channel uses it.
     ///
     /// ```
     /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -36,14 +37,17 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) if messages of this rank are not complete within the timeout of the group, or
-    /// a peer does not end the channel; [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the channel belongs to
-    /// another group; the reason why the group has ended. After an error the window stays closed to slices.
+    /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) if messages of this rank are not complete
+    /// within the timeout of the group, or a peer does not end the channel;
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the channel belongs to
+    /// another group; the reason why the group has ended. After an error the window stays closed to
+    /// slices.
     pub fn close_channel<T: Element>(&mut self, mut channel: Channel<T>) -> Result<(), Error> {
         let timeout = self.timeout();
         let deadline = Deadline::after(timeout);
 
-        // Messages on streams do not order those of the host, so they are complete before the last signals are sent.
+        // Messages on streams do not order those of the host, so they are complete before the last
+        // signals are sent.
         let complete = match Arc::ptr_eq(&channel.shared, &self.shared) {
             true => channel.flush(timeout),
             false => Err(invalid(format!(
@@ -51,13 +55,15 @@ impl Group {
                 channel.name
             ))),
         };
+
         let label = format!("close {}", channel.name);
         agree(&self.shared, &label, complete.map(|()| Offer::default()), deadline)?;
 
-        // A completed message may not have arrived yet. The signal after it says that it has.
+        // A complete message may not have arrived yet. A signal is given after all earlier
+        // messages, so a peer that has waited for it has received them.
         let end = channel.end_signal();
         for peer in Rank::all(channel.tiers.len()) {
-            channel.give(peer, end, None, Mode::Host)?;
+            channel.submit_signal(peer, end, None, Mode::Host)?;
         }
         for peer in Rank::all(channel.tiers.len()) {
             channel.wait_for_count(peer, end, 1, || deadline)?;

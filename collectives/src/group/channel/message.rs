@@ -9,7 +9,7 @@ use crate::run::buffers::BufferId;
 /// The number in commands of the region of the window.
 pub(super) const WINDOW: u32 = BufferId::OUTPUT.region();
 
-/// A copy between this rank and a peer, in elements of the window.
+/// Describes a copy between this rank and a peer, in elements of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRange {
     /// The first element that is read.
@@ -20,7 +20,7 @@ pub struct CopyRange {
     pub len: usize,
 }
 
-/// Rows of equal length with a constant stride, such as those of a tensor with gaps.
+/// Describes rows of equal length with a constant stride, such as those of a tensor with gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The first element of the first row.
@@ -32,7 +32,8 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Returns the copies of `count` of these rows to the rows `to`, for [`Channel::puts`](super::Channel::puts) or [`Channel::gets`](super::Channel::gets).
+    /// Returns the copies of `count` of these rows to the rows `to`, for
+    /// [`Channel::puts`](super::Channel::puts) or [`Channel::gets`](super::Channel::gets).
     ///
     /// # Errors
     /// [`InvalidArgument`](hal::ErrorKind::InvalidArgument) if the rows differ in length.
@@ -43,6 +44,7 @@ impl Rows {
                 self.len, to.len
             )));
         }
+
         let begin =
             |rows: Self, row: usize| rows.begin.saturating_add(row.saturating_mul(rows.stride));
         let copy = |row| CopyRange { from: begin(self, row), to: begin(to, row), len: self.len };
@@ -71,10 +73,12 @@ impl BytesCopy {
     }
 }
 
-/// Makes one copy of rows of copies that follow each other, if they have equal lengths and a constant stride.
+/// Returns the commands of copies: copies that follow each other with equal lengths and a constant
+/// stride become one copy of rows.
 pub(super) fn join_rows(copies: &[BytesCopy], direction: Direction, peer: Rank) -> Vec<Command> {
     let mut commands = Vec::new();
     let mut rest = copies;
+
     while let [first, ..] = rest {
         let joined = rows_at(rest);
         rest = &rest[joined.count as usize..];
@@ -85,6 +89,7 @@ pub(super) fn join_rows(copies: &[BytesCopy], direction: Direction, peer: Rank) 
         }
         commands.push(command);
     }
+
     commands
 }
 
@@ -93,6 +98,9 @@ fn rows_at(copies: &[BytesCopy]) -> hal::Rows {
     let [first, second, ..] = copies else { return hal::Rows::ONE };
     let dst_pitch = second.to.wrapping_sub(first.to);
     let src_pitch = second.from.wrapping_sub(first.from);
+
+    // Rows of one copy ascend and do not overlap. If the second copy is in front of the first one,
+    // the difference has wrapped, and the checked sum below overflows.
     if dst_pitch < first.bytes || src_pitch < first.bytes {
         return hal::Rows::ONE;
     }
@@ -102,6 +110,7 @@ fn rows_at(copies: &[BytesCopy]) -> hal::Rows {
         let places = (expected(first.to, dst_pitch), expected(first.from, src_pitch));
         (Some(copy.to), Some(copy.from)) == places && copy.bytes == first.bytes
     };
+
     let rows = (1..).zip(&copies[1..]).take_while(continues);
     match rows.count() as u64 {
         0 => hal::Rows::ONE,

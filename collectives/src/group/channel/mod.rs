@@ -1,7 +1,8 @@
 //! Sends one-sided messages between the ranks of a group: puts and gets in a window, and signals.
 //!
-//! A channel is an engine, and flags of the heap: one for each peer and signal, in which only that peer counts. Messages from the
-//! host are submitted at once; [`Channel::on_stream`] enqueues them on a stream, where they can be captured into a graph.
+//! A channel is an engine, and flags of the heap: one for each peer and signal, in which only that
+//! peer counts. Messages from the host are submitted at once; [`Channel::on_stream`] enqueues them
+//! on a stream, where they can be captured into a graph.
 
 mod close;
 mod message;
@@ -38,17 +39,18 @@ use crate::plan::Tier;
 use crate::run::buffers::{FLAGS, OperationBuffers, Start};
 use crate::run::queue::Queue;
 
-/// One-sided messages between this rank and its peers, in the memory of a window.
+/// Sends one-sided messages between this rank and its peers, in the memory of a window.
 ///
-/// [`Group::channel`](crate::group::Group::channel) opens one. A rank puts bytes into the windows of its peers, gets bytes
-/// from there, and signals when they are ready. Puts, gets and signals between this rank and one peer take effect in their
-/// order. A window can have several channels, for example one for each thread or stream; messages of different channels
-/// are not ordered.
+/// [`Group::channel`](crate::group::Group::channel) opens one. A rank puts bytes into the windows
+/// of its peers, gets bytes from there, and signals when they are ready. Puts, gets and signals
+/// between this rank and one peer take effect in their order. A window can have several channels,
+/// for example one for each thread or stream; messages of different channels are not ordered.
 ///
-/// Peers can write to the window at any time. So no [slice](crate::group::Window::slice) of it can be borrowed while it has
-/// a channel: from the time when the channel is opened until all ranks have ended it with
-/// [`Group::close_channel`](crate::group::Group::close_channel). If a rank only drops the channel, its peers may go on with
-/// theirs, so the window stays closed to slices. Use [`write`](Self::write) and [`read`](Self::read) instead, or
+/// Peers can write to the window at any time. So no [slice](crate::group::Window::slice) of it can
+/// be borrowed while it has a channel: from the time when the channel is opened until all ranks
+/// have ended it with [`Group::close_channel`](crate::group::Group::close_channel). If a rank only
+/// drops the channel, its peers may go on with theirs, so the window stays closed to slices. Use
+/// [`write`](Self::write) and [`read`](Self::read) instead, or
 /// [`Window::memory`](crate::group::Window::memory) for work on a stream.
 ///
 /// ```
@@ -86,7 +88,7 @@ pub struct Channel<T> {
     window: Arc<Inner>,
     /// The number of elements of the window.
     len: usize,
-    /// The number of signals of the caller. Each rank has one more, with which it ends the channel.
+    /// The number of signals of the caller. Each rank has one more, which ends the channel.
     signals: u64,
     epoch_base: u64,
     /// How often this rank has given each signal to each peer, and waited for each from each.
@@ -172,13 +174,13 @@ struct StreamWait {
 impl<T: Element> Channel<T> {
     /// Copies elements of this rank's window to the window of a peer, from element `to`.
     ///
-    /// The elements may be overwritten here after [`flush`](Self::flush). The peer may read them when it has waited for a later
-    /// [signal](Self::signal).
+    /// The elements may be overwritten here after [`flush`](Self::flush). The peer may read them
+    /// when it has waited for a later [signal](Self::signal).
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer, or a range leaves the window;
-    /// [`Timeout`](ErrorKind::Timeout) if the engine has no room within the timeout of the group; the reason why the group has
-    /// ended.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer, or a range leaves
+    /// the window; [`Timeout`](ErrorKind::Timeout) if the engine has no room within the timeout of
+    /// the group; the reason why the group has ended.
     pub fn put(&mut self, peer: Rank, from: Range<usize>, to: usize) -> Result<(), Error> {
         let copy = self.copy(from.start, to, from.len())?;
         self.submit(peer, &[copy.command(Direction::Put, peer)], Mode::Host)
@@ -186,7 +188,8 @@ impl<T: Element> Channel<T> {
 
     /// Copies elements of this rank's window to the window of a peer, and then gives it a signal.
     ///
-    /// Whoever waits for the signal may read the elements. Returns how often this signal has been given to the peer.
+    /// The peer may read the elements when it has waited for the signal. Returns how often this
+    /// signal has been given to the peer.
     ///
     /// # Errors
     /// As [`put`](Self::put) and [`signal`](Self::signal).
@@ -199,11 +202,11 @@ impl<T: Element> Channel<T> {
     ) -> Result<u64, Error> {
         self.check_signal(peer, signal)?;
         let copy = self.copy(from.start, to, from.len())?;
-        self.give(peer, signal, Some(copy), Mode::Host)
+        self.submit_signal(peer, signal, Some(copy), Mode::Host)
     }
 
-    /// Copies elements of a peer's window, from element `from`, to this rank's window. They may be read here after
-    /// [`flush`](Self::flush).
+    /// Copies elements of a peer's window, from element `from`, to this rank's window. They may be
+    /// read here after [`flush`](Self::flush).
     ///
     /// # Errors
     /// As [`put`](Self::put).
@@ -212,10 +215,12 @@ impl<T: Element> Channel<T> {
         self.submit(peer, &[copy.command(Direction::Get, peer)], Mode::Host)
     }
 
-    /// Makes many copies from this rank's window to that of a peer. Copies that touch each other on both sides become one.
+    /// Makes many copies from this rank's window to that of a peer. Copies that touch each other on
+    /// both sides become one.
     ///
     /// # Errors
-    /// As [`put`](Self::put); [`InvalidArgument`](ErrorKind::InvalidArgument) if two copies write the same element.
+    /// As [`put`](Self::put); [`InvalidArgument`](ErrorKind::InvalidArgument) if two copies write
+    /// the same element.
     pub fn puts(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
         self.submit_many(peer, copies, Direction::Put, Mode::Host)
     }
@@ -228,13 +233,15 @@ impl<T: Element> Channel<T> {
         self.submit_many(peer, copies, Direction::Get, Mode::Host)
     }
 
-    /// Gives a peer a signal, after all earlier puts to it and gets from it. Returns how often it has been given.
+    /// Sends a signal to a peer, after all earlier puts to it and gets from it. Returns how often
+    /// this signal has been given to the peer.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer or signal; otherwise as [`put`](Self::put).
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer or signal;
+    /// otherwise as [`put`](Self::put).
     pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
         self.check_signal(peer, signal)?;
-        self.give(peer, signal, None, Mode::Host)
+        self.submit_signal(peer, signal, None, Mode::Host)
     }
 
     /// Returns how many messages of this rank are not complete, without blocking.
@@ -253,28 +260,32 @@ impl<T: Element> Channel<T> {
 
     /// Copies elements to this rank's window, from element `begin`, even while peers access them.
     ///
-    /// The copy consists of stores of aligned words of 8 bytes, and of single bytes at its ends. A peer that gets the elements
-    /// meanwhile receives each of these words and bytes as it was before or after the store.
+    /// The copy consists of stores of aligned words of 8 bytes, and of single bytes at its ends. A
+    /// peer that gets the elements meanwhile receives each of these words and bytes as it was
+    /// before or after the store.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they leave the window, or only a device can write it.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they leave the window, or only a device
+    /// can write it.
     pub fn write(&mut self, begin: usize, elements: &[T]) -> Result<(), Error> {
         let bytes =
             self.window.bytes_of(T::DTYPE, &(begin..begin.saturating_add(elements.len())))?;
         let (to, length) = buffer::host_bytes(self.window.region(), bytes)?;
+
         let elements: &[u8] = bytemuck::cast_slice(elements);
         debug_assert_eq!(elements.len(), length, "an element has the bytes of its type");
-        // SAFETY: the range is in the window, which `self` keeps. Nothing borrows it, because the channel keeps slices away
-        // (rules of `Window`).
+
+        // SAFETY: the range is in the window, which `self` keeps. Nothing borrows it, because the
+        // channel keeps slices away (rules of `Window`).
         unsafe { buffer::store_shared(elements, to) };
         Ok(())
     }
 
     /// Copies elements of this rank's window, from element `begin`, even while peers access them.
     ///
-    /// The copy consists of loads of aligned words of 8 bytes, and of single bytes at its ends. If a peer writes an element
-    /// meanwhile, or before this rank has waited for the signal of the peer, the result can be a mixture of bytes from before
-    /// and after the write.
+    /// The copy consists of loads of aligned words of 8 bytes, and of single bytes at its ends. If
+    /// a peer writes an element meanwhile, or before this rank has waited for the signal of the
+    /// peer, the result can be a mixture of bytes from before and after the write.
     ///
     /// # Errors
     /// As [`write`](Self::write), if only a device can read it.
@@ -282,10 +293,12 @@ impl<T: Element> Channel<T> {
         let bytes =
             self.window.bytes_of(T::DTYPE, &(begin..begin.saturating_add(elements.len())))?;
         let (from, length) = buffer::host_bytes(self.window.region(), bytes)?;
+
         let elements: &mut [u8] = bytemuck::cast_slice_mut(elements);
         debug_assert_eq!(elements.len(), length, "an element has the bytes of its type");
-        // SAFETY: the range is in the window, which `self` keeps. Nothing borrows it for writing, because the channel keeps
-        // slices away (rules of `Window`).
+
+        // SAFETY: the range is in the window, which `self` keeps. Nothing borrows it for writing,
+        // because the channel keeps slices away (rules of `Window`).
         unsafe { buffer::load_shared(from, elements) };
         Ok(())
     }
@@ -297,10 +310,13 @@ impl<T: Element> Channel<T> {
 
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<BytesCopy, Error> {
         let range = |begin: usize| begin..begin.saturating_add(len);
+
+        // At least one range leaves the window, and the call for it returns the error.
         if range(from.max(to)).end > self.len {
             self.window.bytes_of(T::DTYPE, &range(from))?;
             self.window.bytes_of(T::DTYPE, &range(to))?;
         }
+
         let bytes = |elements: usize| (elements * T::DTYPE.bytes()) as u64;
         Ok(BytesCopy { from: bytes(from), to: bytes(to), bytes: bytes(len) })
     }
@@ -319,10 +335,13 @@ impl<T: Element> Channel<T> {
                 _ => joined.push(copy),
             }
         }
+
+        // Copies that write in ascending order without overlap need not be sorted.
         let is_ascending = joined.windows(2).all(|pair| pair[0].to + pair[0].bytes <= pair[1].to);
         let written = joined.iter().filter(|copy| !is_ascending && copy.bytes > 0);
         let mut written: Vec<_> = written.map(|copy| (copy.to, copy.to + copy.bytes)).collect();
         written.sort_unstable();
+
         if let Some(&[one, other]) = written.windows(2).find(|pair| pair[0].1 > pair[1].0) {
             let size = T::DTYPE.bytes() as u64;
             return Err(invalid(format!(
@@ -333,6 +352,7 @@ impl<T: Element> Channel<T> {
                 other.1 / size
             )));
         }
+
         Ok(joined)
     }
 
@@ -352,7 +372,8 @@ impl<T: Element> Channel<T> {
         peer.index() * (self.signals as usize + 1) + signal
     }
 
-    /// Returns the number of the signal by which a rank ends the channel. It follows the signals of the caller.
+    /// Returns the number of the signal by which a rank ends the channel. It follows the signals of
+    /// the caller.
     fn end_signal(&self) -> usize {
         self.signals as usize
     }
@@ -376,8 +397,10 @@ impl<T: Element> Channel<T> {
     fn flag(&self, peer: Rank, signal: usize) -> Result<&AtomicU64, Error> {
         let side = self.sides[self.tiers[peer.index()] as usize].as_ref();
         let place = self.flag_of(peer, peer, signal);
+
         // All starts of the host have the same flags.
         let word = side.and_then(|side| side.memory.flag(place, Start::Eager(1)));
+
         word.ok_or_else(|| {
             let text =
                 "the signals are in device memory, expected host memory, which the host polls";
@@ -390,8 +413,9 @@ impl<T: Element> Channel<T> {
         RegionFlag { region: FLAGS, word: self.word(from, signal), peer, lag: 0 }
     }
 
-    /// Submits a signal to a peer, after a put to it if there is one. Returns how often the signal has been given.
-    fn give(
+    /// Submits a signal to a peer, after a put to it if there is one. Returns how often the signal
+    /// has been given.
+    fn submit_signal(
         &mut self,
         peer: Rank,
         signal: usize,
@@ -409,6 +433,8 @@ impl<T: Element> Channel<T> {
             }
             None => self.submit_counted(peer, &[signal], mode, count)?,
         }
+
+        // Signals in a graph are not counted: each recorded wait takes one recorded signal.
         if mode != Mode::Captured {
             self.given[index] = count;
         }
@@ -440,7 +466,7 @@ impl<T: Element> Channel<T> {
         self.submit_counted(peer, commands, mode, 1)
     }
 
-    /// Submits messages to a peer, of which a signal or a wait has this count.
+    /// Submits messages to a peer. `count` is the value of a signal or wait among them.
     fn submit_counted(
         &mut self,
         peer: Rank,
@@ -459,6 +485,7 @@ impl<T: Element> Channel<T> {
         let Some(side) = &sides[tier as usize] else {
             return Err(Error::new(ErrorKind::Other, format!("no fabric connects rank {peer}")));
         };
+
         if mode != Mode::Host && tier == Tier::Network {
             let text = format!(
                 "{name}: rank {peer} is on another node; messages over the network cannot be put on a stream, send them \
@@ -467,6 +494,7 @@ impl<T: Element> Channel<T> {
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
 
+        // The clock is read only if the engine has no room.
         let mut deadline = None;
         let wait_for_room = || {
             shared.check()?;
@@ -476,23 +504,26 @@ impl<T: Element> Channel<T> {
                     format!("the engine has had no room for messages for {:?}", shared.timeout);
                 return Err(Error::new(ErrorKind::Timeout, text));
             }
+
             Ok(deadline.remaining().min(PARK_MAX))
         };
 
         let start = if mode == Mode::Captured { Start::Captured } else { Start::Eager(count) };
         let mut queue = side.queue();
-        // SAFETY: the ranges were checked against the window, which has one size on all ranks; the window and the flags
-        // live as long as the channel, and the channel longer than the graphs that record it, which the caller of
-        // `Channel::capturable` guarantees. Only this engine writes these flags of the peer. What messages race with is the
-        // callers', who only see bytes.
+        // SAFETY: the ranges were checked against the window, which has one size on all ranks; the
+        // window and the flags live as long as the channel, and the channel longer than the graphs
+        // that record it, which the caller of `Channel::capturable` guarantees. Only this engine
+        // writes these flags of the peer. What messages race with is the callers', who only see
+        // bytes.
         let submitted = unsafe { queue.send(commands, start, wait_for_room) };
 
-        // What the host must move goes on in the waits of the group, too.
+        // The waits of the group also poll messages that the host must move.
         if mode == Mode::Host && (queue.caps().polled || queue.is_busy()) {
             side.is_open.store(true, Ordering::Relaxed);
             shared.note_open_messages();
         }
         drop(queue);
+
         submitted.map_err(|error| fail(shared, name, error))
     }
 
@@ -535,7 +566,7 @@ impl<T: Element> Channel<T> {
     }
 
     fn park(&mut self, tier: Tier, limit: Duration) -> Result<(), Error> {
-        // Engines of the other fabric are polled too.
+        // A park covers one engine only, and engines of the other fabric are polled too.
         let limit = if self.sides.iter().flatten().count() > 1 { BOTH_PARK_MAX } else { limit };
         let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
         let parked = side.queue().park(limit);
@@ -549,13 +580,15 @@ impl ChannelSide {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves messages of the host, and returns whether some are left. The error of an engine is returned by the next call on
-    /// the channel.
+    /// Moves messages of the host, and returns whether some are left.
+    ///
+    /// The error of an engine is returned by the next call on the channel.
     pub(super) fn drive(&self) -> bool {
         if !self.is_open.load(Ordering::Relaxed) {
             return false;
         }
-        // A thread that uses the engine moves them.
+
+        // If another thread uses the engine, that thread moves them.
         let Ok(mut queue) = self.queue.try_lock() else { return true };
         let is_open = queue.poll().is_ok() && unfinished_of(&queue) > 0;
         self.is_open.store(is_open, Ordering::Relaxed);
@@ -567,21 +600,26 @@ impl<T> Drop for Channel<T> {
     fn drop(&mut self) {
         let deadline = Deadline::after(self.shared.timeout);
         let is_well = self.shared.is_well();
+
         let mut is_complete = is_well;
         for side in self.sides.iter().flatten() {
             let mut queue = side.queue();
             while is_complete && queue.poll().is_ok() && unfinished_of(&queue) > 0 {
                 is_complete = !deadline.has_passed() && queue.park(PARK_MAX).is_ok();
             }
-            // The error of an engine that cannot be released is its own.
+
+            // A drop cannot return the error of an engine that cannot be released.
             let _ = queue.release();
         }
+
         if !is_well {
             // Streams and graphs may still wait, and peers may still write.
             self.shared.keep_channel(self.sides.clone(), self.window.segment.clone());
         }
+
         let Some(mut allocation) = self.allocation.take() else { return };
-        // A NIC completes a signal before its peer has stored it, so the flags of a network are not used again.
+        // A NIC completes a signal before its peer has stored it, so the flags of a network are not
+        // used again.
         if is_complete && self.sides[Tier::Network as usize].is_none() {
             let most = self.given.iter().chain(&self.awaited).max();
             allocation.set_epochs(most.copied().unwrap_or(0));
@@ -596,8 +634,9 @@ fn unfinished_of(queue: &Queue) -> usize {
     (queue.marked() - queue.done()) as usize
 }
 
-/// Ends the group if an engine has failed.
+/// Ends the group if an engine has failed, and returns the error for the caller.
 fn fail(shared: &Shared, name: &str, error: Error) -> Error {
+    // After a timeout or an invalid argument the channel can go on, so the group does not end.
     if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::InvalidArgument)
         || shared.check().is_err()
     {

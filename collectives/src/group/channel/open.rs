@@ -26,13 +26,16 @@ use crate::run::buffers::{
 use crate::run::queue::{Queue, copies_rows};
 
 impl Group {
-    /// Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
+    /// Opens a channel over a window, with `signals` signals from every rank to every rank.
+    /// Collective.
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch), naming the rank and the field that differs; [`InvalidArgument`](ErrorKind::InvalidArgument)
-    /// if the window belongs to another group, the host of a rank holds a [slice](Window::slice) of it, or `signals` is 0;
+    /// [`Mismatch`](ErrorKind::Mismatch), naming the rank and the field that differs;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the window belongs to another group, the
+    /// host of a rank holds a [slice](Window::slice) of it, or `signals` is 0;
     /// [`Unavailable`](ErrorKind::Unavailable) if the group is
-    /// [strict](crate::group::GroupOptions::strict) and a link takes a slower path; the reason why the group has ended.
+    /// [strict](crate::group::GroupOptions::strict) and a link takes a slower path; the reason why
+    /// the group has ended.
     pub fn channel<T: Element>(
         &mut self,
         window: &Window<T>,
@@ -42,29 +45,37 @@ impl Group {
     }
 }
 
+/// Opens a channel, as [`Group::channel`].
 fn open<T: Element>(
     group: &mut Group,
     window: &Window<T>,
     signals: usize,
 ) -> Result<Channel<T>, Error> {
-    let (len, window) = (window.len(), &window.inner);
+    let len = window.len();
+    let window = &window.inner;
     group.shared.check()?;
-    // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
+
+    // It counts when the ranks have agreed. A rank that refuses the call does not know which count
+    // would change.
     let number = group.channels + 1;
     let name = format!("channel {number}");
-    let (rank, ranks, deadline) = (group.rank(), group.ranks(), Deadline::after(group.timeout()));
+
+    let rank = group.rank();
+    let ranks = group.ranks();
+    let deadline = Deadline::after(group.timeout());
     let shared = Arc::clone(&group.shared);
     let tiers =
         Rank::all(ranks).map(|peer| tier_of(group.fabrics(), (rank, peer))).collect::<Box<[_]>>();
 
-    // The use is added before the ranks agree, so that no slice is borrowed when the first message of a peer arrives. If they do
-    // not agree, no rank has the channel and the use ends.
+    // The use is added before the ranks agree, so that no slice is borrowed when the first message
+    // of a peer arrives. If they do not agree, no rank has the channel and the use ends.
     let opened = check_open(&shared, window, signals).and_then(|()| {
         let extent = Extent { window: window.number, bytes: 0..window.bytes(), writes: true };
         let used = group.users.add_channel(name.clone(), extent)?;
         let (engines, report) = engines(group, &tiers)?;
         Ok((used, engines, report))
     });
+
     let dropped = group.heap.dropped();
     let own_dropped = dropped.len();
     let offer = opened.as_ref().map_err(Error::clone).map(|_| {
@@ -74,6 +85,8 @@ fn open<T: Element>(
     let offers = agree(&shared, &name, offer, deadline)?;
     group.channels = number;
     let (used, engines, report) = opened?;
+
+    // A block of the heap is free when all ranks have dropped it, so all ranks free the same ones.
     let dropped = Rank::all(ranks).zip(&offers);
     let dropped = dropped.map(|(peer, offer)| decode("dropped allocations", offer, peer, 0));
     let dropped: Vec<Vec<Dropped>> = dropped.collect::<Result<_, Error>>()?;
@@ -83,6 +96,8 @@ fn open<T: Element>(
     let signals = signals as u64;
     let words = (ranks as u64).saturating_mul(words_of_rank(signals));
     let bytes = words.saturating_mul(WORD_BYTES);
+
+    // The sides below take the flags in the order of these demands.
     let used_tiers =
         [Tier::Local, Tier::Network].into_iter().filter(|tier| is_tiered || *tier == Tier::Local);
     let pool = |tier, captured| Pool::Flags { lanes: FlagLanes::Of(tier), polled: true, captured };
@@ -90,6 +105,8 @@ fn open<T: Element>(
         .flat_map(|tier| [(pool(tier, false), bytes), (pool(tier, true), bytes)])
         .collect();
     let (allocation, flags) = group.take_blocks(&demands, deadline)?;
+    // From here on, peers can put into the window, even if this rank fails.
+    used.set_open();
 
     let mut flags = flags.into_iter();
     let mut sides = [None, None];
@@ -99,6 +116,7 @@ fn open<T: Element>(
 
         let memory = memory_of(window, tier, [&eager, &captured], group.heap.epoch_base())?;
         let memory = Arc::new(memory);
+
         let on_host = window.region().space() == Space::Host;
         let copies_rows = copies_rows(engine.caps(), on_host);
         let backend = group.fabrics().of(tier)?.backend();
@@ -120,7 +138,6 @@ fn open<T: Element>(
         sides[tier as usize] = Some(side);
     }
 
-    used.set_open();
     let counts = vec![0; ranks * (signals as usize + 1)].into_boxed_slice();
     Ok(Channel {
         name,
@@ -142,7 +159,8 @@ fn open<T: Element>(
     })
 }
 
-/// Returns the memory of a channel on one fabric: the window, and the flags of the host and of graphs.
+/// Returns the memory of a channel on one fabric: the window, and the flags of the host and of
+/// graphs.
 fn memory_of(
     window: &Inner,
     tier: Tier,
@@ -155,6 +173,7 @@ fn memory_of(
         };
         segment.of(tier).cloned().ok_or_else(missing)
     };
+
     let flags = FlagRegions {
         eager: of_tier(eager, "memory of the signals")?,
         captured: Some(of_tier(captured, "memory of the signals in graphs")?),
@@ -163,6 +182,7 @@ fn memory_of(
     // One output, which all messages use, and flags that start at the first word.
     let buffering = DoubleBuffering::new(1, 0, 0, true).expect("no bytes do not overflow");
     let keep = [&window.segment, eager, captured].into_iter().flat_map(|segment| segment.keep());
+
     Ok(OperationBuffers {
         inputs: Vec::new(),
         outputs: vec![of_tier(&window.segment, "window")?],
@@ -189,6 +209,7 @@ fn check_open(shared: &Arc<Shared>, window: &Inner, signals: usize) -> Result<()
             "the window belongs to another group; open it with this group".to_owned(),
         ));
     }
+
     if signals == 0 {
         return Err(invalid("signals is 0, expected at least 1".to_owned()));
     }
@@ -201,7 +222,9 @@ fn engines(
     tiers: &[Tier],
 ) -> Result<([Option<DynEngine>; 2], ChannelReport), Error> {
     let rank = group.rank();
-    let (mut engines, mut lanes) = ([None, None], Vec::new());
+    let mut engines = [None, None];
+    let mut lanes = Vec::new();
+
     let requirements = EngineRequirements { streams: true, copy_bytes_max: 0 };
     for tier in [Tier::Local, Tier::Network] {
         let fabric = match (tier, &group.setup.network) {
@@ -209,23 +232,27 @@ fn engines(
             (Tier::Network, Some(network)) if tiers.contains(&tier) => network,
             (Tier::Network, _) => continue,
         };
+
         let engine = fabric.engine(requirements);
         let engine = engine.map_err(|error| Error::of_fabric("create an engine", error))?;
         let lane = LaneId(lanes.len() as u32);
         lanes.push(LaneReport::new(lane, tier, fabric.backend(), engine.caps()));
         engines[tier as usize] = Some(engine);
     }
+
     let fabrics = group.fabrics();
     let link = |(peer, &tier): (Rank, &Tier)| {
         let kind = fabrics.link(tier, peer)?.kind;
         Some(LinkReport { peer, tier, kind })
     };
     let links = Rank::all(tiers.len()).zip(tiers).filter(|(peer, _)| *peer != rank);
+
     let slow = links.filter_map(link).filter(|link| LinkKind::is_fallback(link.kind));
     let fallbacks: Vec<_> = slow.map(Fallback::Link).collect();
     if let Some(fallback) = fallbacks.first().filter(|_| group.setup.strict) {
         let text = format!("strict is set, but the channel needs a fallback: {fallback}");
         return Err(Error::new(ErrorKind::Unavailable, text));
     }
+
     Ok((engines, ChannelReport { lanes, fallbacks }))
 }

@@ -27,28 +27,32 @@ impl<T: Element> Channel<T> {
     /// ```
     ///
     /// # Safety
-    /// Every graph that has recorded messages of the channel has made its last replay, and that replay is complete, before the channel
-    /// is dropped or its group is closed or dropped.
+    /// Every graph that has recorded messages of the channel has made its last replay, and that
+    /// replay is complete, before the channel is dropped or its group is closed or dropped.
     #[must_use]
     pub unsafe fn capturable(mut self) -> Self {
         self.captures = true;
         self
     }
 
-    /// Enqueues messages on the caller's stream: they come after the work that the stream holds now, and before work that is
-    /// enqueued next. On a stream that is being captured, they are recorded into the graph, if the channel is
+    /// Enqueues messages on the caller's stream.
+    ///
+    /// They come after the work that the stream holds now, and before work that is enqueued next.
+    /// On a stream that is being captured, they are recorded into the graph, if the channel is
     /// [`capturable`](Self::capturable).
     ///
-    /// The host is not part of that order. Messages on a stream reach peers inside the node. If a wait on a stream takes longer than
-    /// the timeout of the group, the group ends with an error that names the peer, even if no thread waits; the
-    /// next call on the channel returns it, such as [`check`](Self::check).
+    /// The host is not part of that order. Messages on a stream reach peers inside the node. If a
+    /// wait on a stream takes longer than the timeout of the group, the group ends with an error
+    /// that names the peer, even if no thread waits; the next call on the channel returns it, such
+    /// as [`check`](Self::check).
     ///
-    /// In a graph, a signal does not count: each recorded wait takes one recorded signal. All ranks must replay alike.
+    /// In a graph, a signal does not count: each recorded wait takes one recorded signal. All ranks
+    /// must replay alike.
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch) for a stream of another backend or device;
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream captures and the channel is not capturable; the error of `work`;
-    /// the reason why the group has ended.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream captures and the channel is
+    /// not capturable; the error of `work`; the reason why the group has ended.
     pub fn on_stream<S: Stream, R>(
         &mut self,
         stream: &S,
@@ -68,14 +72,17 @@ impl<T: Element> Channel<T> {
             }
             Ok(())
         };
+
         let result = queue::on_stream(self, stream, admit, |channel, captures| {
             let mode = if captures { Mode::Captured } else { Mode::Stream };
             let due = Instant::now() + channel.shared.timeout;
+
             let mut messages = StreamMessages { channel, mode, waits: Vec::new() };
             let worked = work(&mut messages);
             let waits = messages.waits;
 
-            // Also after an error of `work`, because earlier messages of it are on the stream.
+            // The waits are kept even after an error of `work`, because its earlier messages are on
+            // the stream.
             let number = side.queue().marked();
             let mut stream_waits = side.stream_waits();
             match mode {
@@ -90,7 +97,7 @@ impl<T: Element> Channel<T> {
         result
     }
 
-    /// Returns the error with which the group has ended, if it has.
+    /// Returns the error that has ended the group, if it has ended.
     ///
     /// # Errors
     /// The reason why the group has ended.
@@ -99,7 +106,7 @@ impl<T: Element> Channel<T> {
     }
 }
 
-/// Messages of a channel that are enqueued on a stream; see [`Channel::on_stream`].
+/// Enqueues messages of a channel on a stream; see [`Channel::on_stream`].
 pub struct StreamMessages<'c, T> {
     channel: &'c mut Channel<T>,
     mode: Mode,
@@ -141,7 +148,8 @@ impl<T: Element> StreamMessages<'_, T> {
         self.channel.submit_many(peer, copies, Direction::Get, self.mode)
     }
 
-    /// Copies elements to the window of a peer and then gives it a signal, like [`Channel::put_signal`].
+    /// Copies elements to the window of a peer and then gives it a signal, like
+    /// [`Channel::put_signal`].
     ///
     /// # Errors
     /// As [`Channel::put_signal`] and [`put`](Self::put).
@@ -154,26 +162,29 @@ impl<T: Element> StreamMessages<'_, T> {
     ) -> Result<(), Error> {
         self.channel.check_signal(peer, signal)?;
         let copy = self.channel.copy(from.start, to, from.len())?;
-        self.channel.give(peer, signal, Some(copy), self.mode).map(drop)
+        self.channel.submit_signal(peer, signal, Some(copy), self.mode).map(drop)
     }
 
-    /// Gives a peer a signal, like [`Channel::signal`].
+    /// Sends a signal to a peer, like [`Channel::signal`].
     ///
     /// # Errors
     /// As [`Channel::signal`] and [`put`](Self::put).
     pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<(), Error> {
         self.channel.check_signal(peer, signal)?;
-        self.channel.give(peer, signal, None, self.mode).map(drop)
+        self.channel.submit_signal(peer, signal, None, self.mode).map(drop)
     }
 
-    /// Lets the stream wait until a peer has given a signal once more than this rank has waited for.
+    /// Lets the stream wait until a peer has given a signal once more than this rank has waited
+    /// for.
     ///
     /// # Errors
-    /// [`Unavailable`](ErrorKind::Unavailable) if the engines cannot queue waits; [`InvalidArgument`](ErrorKind::InvalidArgument)
-    /// if there is no such peer or signal; as [`put`](Self::put).
+    /// [`Unavailable`](ErrorKind::Unavailable) if the engines cannot queue waits;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer or signal; as
+    /// [`put`](Self::put).
     pub fn wait(&mut self, peer: Rank, signal: usize) -> Result<(), Error> {
         let Self { channel, mode, waits } = self;
         channel.check_signal(peer, signal)?;
+
         let local = &channel.report.lanes[0];
         if !local.queued_waits {
             let text = format!(
@@ -227,14 +238,15 @@ impl ChannelSide {
     }
 
     fn stream_waits(&self) -> MutexGuard<'_, StreamWaits> {
-        // Every statement leaves the state whole.
+        // A panic leaves the state consistent, because each statement changes it as a whole.
         self.stream_waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the other ranks for whose signals the host, a stream or a graph waits.
+    /// Returns the other ranks whose signals the host, a stream or a graph waits for.
     pub(in crate::group) fn waits(&self) -> Vec<Rank> {
         let host = Rank::all(self.host_waits.len()).zip(&self.host_waits);
         let host = host.filter(|(_, waits)| waits.load(Ordering::Relaxed) > 0);
+
         let stream_waits = self.stream_waits();
         let missing = stream_waits.first().map_or_else(Vec::new, |(waits, _)| {
             self.missing(waits).map(|wait| wait.flag.peer).collect()
@@ -252,9 +264,10 @@ impl ChannelSide {
         })
     }
 
-    /// Finds out what is complete, and returns the record of a timeout if messages on a stream or in a graph are overdue.
+    /// Finds out what is complete, and returns the record of a timeout if messages on a stream or
+    /// in a graph are overdue.
     ///
-    /// Returns nothing while another thread uses the engine.
+    /// Returns `None` while another thread uses the engine.
     pub(in crate::group) fn overdue(&self, timeout: Duration) -> Option<AbortRecord> {
         let mut queue = match self.queue.try_lock() {
             Ok(queue) => queue,
@@ -262,6 +275,7 @@ impl ChannelSide {
             Err(TryLockError::WouldBlock) => return None,
         };
         let mut stream_waits = self.stream_waits();
+
         // The error of an engine is returned by the next call on the channel.
         let done = if queue.poll().is_ok() { queue.done() } else { 0 };
         while stream_waits.on_stream.front().is_some_and(|front| front.number <= done) {
@@ -273,6 +287,7 @@ impl ChannelSide {
             false => queue.replay_wait().ok().flatten(),
         };
         drop(queue);
+
         stream_waits.is_replay_waiting = replay_wait.is_some();
         let is_watched = !stream_waits.on_stream.is_empty() || !stream_waits.recorded.is_empty();
         self.is_watched.store(is_watched, Ordering::Release);
@@ -281,9 +296,12 @@ impl ChannelSide {
             Some(front) => front.due <= Instant::now(),
             None => replay_wait.is_some_and(|waited| waited >= timeout),
         };
+
         let (waits, is_captured) = stream_waits.first().filter(|_| is_late)?;
         let (name, rank) = (&self.name, self.rank);
         let what = if is_captured { "a replayed graph" } else { "a stream" };
+
+        // Without a missing signal, the stream still copies or does earlier work.
         let first = self.missing(waits).next();
         let text = match first {
             Some(StreamWait { signal, flag, .. }) => format!(
@@ -294,6 +312,7 @@ impl ChannelSide {
                 "{name} did not finish within {timeout:?}: rank {rank} did not complete its copies or earlier work on its stream"
             ),
         };
+
         Some(AbortRecord {
             by: Some(rank),
             operation: name.clone(),
@@ -310,7 +329,8 @@ impl ChannelSide {
 }
 
 impl StreamWaits {
-    /// Returns the waits that the oldest incomplete messages contain, and whether they are in a graph.
+    /// Returns the waits that the oldest incomplete messages contain, and whether they are in a
+    /// graph.
     fn first(&self) -> Option<(&[StreamWait], bool)> {
         let on_stream = self.on_stream.front().map(|front| (&front.waits[..], false));
         on_stream.or_else(|| self.is_replay_waiting.then_some((&self.recorded[..], true)))

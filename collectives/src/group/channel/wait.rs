@@ -1,4 +1,4 @@
-//! Waits for signals of peers and for copies of this rank, also by several threads in turns.
+//! Waits for signals of peers and for copies of this rank, also by several threads by turns.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,12 @@ use crate::run::backoff::Backoff;
 const SPINS: u32 = 100;
 /// A thread that waits looks at the state of the group at least this often.
 pub(super) const PARK_MAX: Duration = Duration::from_millis(10);
-/// The same if messages of two fabrics are polled, because a park of one engine does not see those of the other.
+/// The same as [`PARK_MAX`] if messages of two fabrics are polled, because a park of one engine
+/// does not see those of the other.
 pub(super) const BOTH_PARK_MAX: Duration = Duration::from_micros(50);
 
-/// Limits how long one thread holds a channel while it waits, so that other threads can use the channel too.
+/// Limits how long one thread holds a channel while it waits, so that other threads can use the
+/// channel too.
 ///
 /// It lasts as long as no other thread waits for the channel, and at least for a given time.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +51,8 @@ impl<'t> Turn<'t> {
     }
 }
 
-/// The wait of a thread for a signal that can take several turns; see [`Channel::wait_for_turn`].
+/// Holds the wait of a thread for a signal, which can take several turns; see
+/// [`Channel::wait_for_turn`].
 ///
 /// While it exists and has not ended, the rank reports to other ranks that it waits for the peer.
 #[derive(Debug)]
@@ -67,7 +70,8 @@ impl SignalWait {
     }
 }
 
-/// What a wait that has begun keeps between its turns. While it exists, the rank counts as waiting for the peer.
+/// Holds what a wait that has begun keeps between its turns. While it exists, the rank counts as
+/// waiting for the peer.
 struct Progress {
     side: Option<Arc<ChannelSide>>,
     peer: Rank,
@@ -81,6 +85,7 @@ impl Progress {
         if let Some(side) = &side {
             side.host_waits[peer.index()].fetch_add(1, Ordering::Relaxed);
         }
+
         // A park of an engine of a device does not see the flags that peers signal.
         let is_polled = channel.report.lanes.iter().all(|lane| lane.polled);
         Self { side, peer, backoff: (!is_polled).then(|| Backoff::new(PARK_MAX)) }
@@ -102,7 +107,8 @@ impl fmt::Debug for Progress {
 }
 
 impl<T: Element> Channel<T> {
-    /// Waits until a peer has given a signal once more than this rank has waited for. Returns how often that is.
+    /// Waits until a peer has given a signal once more than this rank has waited for. Returns how
+    /// often that is.
     ///
     /// # Errors
     /// As [`wait_for`](Self::wait_for).
@@ -113,10 +119,11 @@ impl<T: Element> Channel<T> {
         Ok(count)
     }
 
-    /// Waits as [`wait`](Self::wait), but only until the end of a turn, and returns `None` if it ends before the wait does.
+    /// Waits as [`wait`](Self::wait), but only until the end of a turn, and returns `None` if it
+    /// ends before the wait does.
     ///
-    /// It is for callers that share a channel between threads. Another thread can use the channel when a call has returned, before
-    /// the next call goes on with the wait.
+    /// It is for callers that share a channel between threads. Another thread can use the channel
+    /// when a call has returned, before the next call goes on with the wait.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -127,11 +134,14 @@ impl<T: Element> Channel<T> {
     ) -> Result<Option<u64>, Error> {
         let SignalWait { peer, signal, deadline, ref mut progress } = *wait;
         self.check_signal(peer, signal)?;
+
         let count = self.awaited[self.index(peer, signal)] + 1;
         let waited = self.wait_in((peer, signal, count), progress, Some(turn), || deadline);
+        // The wait goes on in another turn only if this one has ended.
         if !matches!(waited, Ok(false)) {
             *progress = None;
         }
+
         Ok(waited?.then_some(count))
     }
 
@@ -139,8 +149,9 @@ impl<T: Element> Channel<T> {
     ///
     /// # Errors
     /// [`Timeout`](ErrorKind::Timeout), naming the peer, after which the channel can go on;
-    /// [`PeerLost`](ErrorKind::PeerLost) if the peer has left the group; [`InvalidArgument`](ErrorKind::InvalidArgument) if there is
-    /// no such peer or signal; the reason why the group has ended.
+    /// [`PeerLost`](ErrorKind::PeerLost) if the peer has left the group;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer or signal; the
+    /// reason why the group has ended.
     pub fn wait_for(
         &mut self,
         peer: Rank,
@@ -174,6 +185,7 @@ impl<T: Element> Channel<T> {
             let value = channel.flag(peer, signal)?.load(Ordering::Acquire);
             Ok::<_, Error>(value.saturating_sub(channel.epoch_base) >= count)
         };
+
         if !is_signalled(self)? {
             let progress = progress.get_or_insert_with(|| Progress::begin(self, peer));
             let awaited = (peer, signal, count);
@@ -181,11 +193,13 @@ impl<T: Element> Channel<T> {
                 return Ok(false);
             }
         }
+
         let index = self.index(peer, signal);
         self.awaited[index] = self.awaited[index].max(count);
         Ok(true)
     }
 
+    /// Polls until `is_signalled`, and returns false if the turn has ended before.
     fn wait_until(
         &mut self,
         is_signalled: impl Fn(&Self) -> Result<bool, Error>,
@@ -196,26 +210,34 @@ impl<T: Element> Channel<T> {
     ) -> Result<bool, Error> {
         let tier = self.tiers[peer.index()];
         self.poll(tier)?;
-        // A signal that comes at once costs no look at the clock.
+
+        // The clock is not read for a signal that comes at once.
         for _ in 0..SPINS {
             if is_signalled(self)? {
                 return Ok(true);
             }
             std::hint::spin_loop();
         }
+
         let deadline = deadline();
         loop {
             let polled_at = Instant::now();
+
+            // This is read before the poll, which then sees all signals that the peer gave before
+            // it left.
             let has_left = self.shared.has_any_left() && self.shared.has_left(peer);
             self.poll(tier)?;
             if is_signalled(self)? {
                 return Ok(true);
             }
+
             let late = has_left || deadline.has_passed();
             if late {
-                let (name, me) = (&self.name, self.rank);
+                let name = &self.name;
+                let me = self.rank;
                 let seen = self.flag(peer, signal)?.load(Ordering::Acquire);
                 let seen = seen.saturating_sub(self.epoch_base);
+
                 let kind = if has_left { ErrorKind::PeerLost } else { ErrorKind::Timeout };
                 let why = match has_left {
                     true => format!("rank {peer} has left the group"),
@@ -232,12 +254,15 @@ impl<T: Element> Channel<T> {
                 };
                 return Err(Error::new(kind, text).with_peer(peer));
             }
+
             if turn.is_some_and(|turn| turn.is_over()) {
                 return Ok(false);
             }
+
             // Peers may wait for starts of this rank before they give the signal.
             let limit = if self.shared.drive_all() { BOTH_PARK_MAX } else { PARK_MAX };
             let limit = turn.map_or(limit, |turn| turn.pause().min(limit));
+
             match backoff {
                 None => self.park(tier, deadline.remaining().min(limit))?,
                 Some(backoff) => match backoff.nap(polled_at) {
@@ -258,8 +283,10 @@ impl<T: Element> Channel<T> {
         Ok(self.flag(peer, signal)?.load(Ordering::Acquire).saturating_sub(self.epoch_base))
     }
 
-    /// Waits until all earlier puts and gets are complete here: what was put may be overwritten, and what was got may be
-    /// read. It does not tell whether a peer has seen it.
+    /// Waits until all earlier puts and gets are complete here.
+    ///
+    /// Then elements that were put may be overwritten, and elements that were got may be read. It
+    /// does not tell whether a peer has seen them.
     ///
     /// # Errors
     /// [`Timeout`](ErrorKind::Timeout); the reason why the group has ended.
@@ -267,8 +294,8 @@ impl<T: Element> Channel<T> {
         self.wait_unfinished(0, timeout)
     }
 
-    /// Waits as [`flush`](Self::flush), but only until the end of a turn, and returns false if it ends before the wait does;
-    /// see [`wait_for_turn`](Self::wait_for_turn).
+    /// Waits as [`flush`](Self::flush), but only until the end of a turn, and returns false if it
+    /// ends before the wait does; see [`wait_for_turn`](Self::wait_for_turn).
     ///
     /// # Errors
     /// As [`flush`](Self::flush).
@@ -276,8 +303,8 @@ impl<T: Element> Channel<T> {
         self.wait_for_unfinished(0, deadline, Some(turn))
     }
 
-    /// Waits until at most `at_most` messages of this rank are not complete, so that a caller can keep a number of messages in
-    /// flight.
+    /// Waits until at most `at_most` messages of this rank are not complete, so that a caller can
+    /// keep a number of messages in flight.
     ///
     /// A put with a signal is two messages, and copies that were joined are one.
     ///
@@ -287,6 +314,8 @@ impl<T: Element> Channel<T> {
         self.wait_for_unfinished(at_most, Deadline::after(timeout), None).map(drop)
     }
 
+    /// Waits as [`wait_unfinished`](Self::wait_unfinished), and returns false if the turn has ended
+    /// before.
     fn wait_for_unfinished(
         &mut self,
         at_most: usize,

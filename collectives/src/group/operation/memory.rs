@@ -1,10 +1,12 @@
-//! Collects the memory of an operation: the caller's buffers, windows, and blocks of the group's heap.
+//! Collects the memory of an operation: the caller's buffers, windows, and blocks of the group's
+//! heap.
 //!
-//! Every rank tells where each of its buffers is. Nothing else is exchanged for windows and the heap, because their
-//! remote keys are known. Buffers of the caller are exported, and imported by the ranks whose plans access them.
+//! Every rank tells where each of its buffers is. Nothing else is exchanged for windows and the
+//! heap, because their remote keys are known. Buffers of the caller are exported, and imported by
+//! the ranks whose plans access them.
 //!
-//! Blocks of the heap have one size on all ranks. Where ranks need very different sizes, as for the output of a gather,
-//! each rank allocates a buffer of its own instead.
+//! Blocks of the heap have one size on all ranks. Where ranks need very different sizes, as for the
+//! output of a gather, each rank allocates a buffer of its own instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +25,7 @@ use crate::run::program::is_tiered;
 /// Blocks of the heap may be this large on ranks that need less.
 const UNEQUAL_BYTES_MAX: u64 = 64 << 10;
 
-/// The place of a buffer on one rank, as the rank tells it to the others.
+/// Says where a buffer of one rank is, as the rank tells it to the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Origin {
     Heap,
@@ -48,7 +50,8 @@ pub(super) struct Memory {
     buffers: BTreeMap<BufferId, Segment>,
     /// The flags of eager starts, and those of captured ones.
     flags: [BTreeMap<FlagLanes, Segment>; 2],
-    /// The blocks that the operation needs from the heap, the same on all ranks: first those of `heap_buffers`, then flags.
+    /// The blocks that the operation needs from the heap, the same on all ranks: first those of
+    /// `heap_buffers`, then flags.
     demands: Vec<Demand>,
     /// The buffers that some rank has in the heap.
     heap_buffers: BTreeSet<BufferId>,
@@ -56,29 +59,38 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Takes over the buffers that the caller has supplied, and allocates those that cannot be blocks of the heap.
+    /// Takes over the buffers that the caller has supplied, and allocates those that cannot be
+    /// blocks of the heap.
     pub(super) fn new(operation: &mut OperationPlan, fabrics: Fabrics<'_>) -> Result<Self, Error> {
         let outputs = std::mem::take(&mut operation.spec.output_buffers);
         let inputs = std::mem::take(&mut operation.spec.inputs);
+        let mut outputs = outputs.into_iter();
+        let mut inputs = inputs.into_iter();
         // A list need not use all of a buffer.
         let exact = !matches!(operation.spec.target, Target::List(_));
-        let (mut outputs, mut inputs) = (outputs.into_iter(), inputs.into_iter());
-        let (mut sources, mut origins) = (BTreeMap::new(), Origins::new());
-        let gets = operation.gets;
+
+        // Only a plan with lanes on the network accesses buffers over it.
         let network = fabrics.network.filter(|_| is_tiered(&operation.plan));
         let fabrics = Fabrics { network, ..fabrics };
+
+        let gets = operation.gets;
+        let mut sources = BTreeMap::new();
+        let mut origins = Origins::new();
         for buffer in operation.request.buffers() {
             let (given, exact) = match buffer {
                 BufferId::Output(_) => (outputs.next(), exact),
                 BufferId::Input(_) => (inputs.next(), true),
                 BufferId::Inbox => (None, true),
             };
+
             if let Some(window) = operation.request.window(buffer) {
                 origins.insert(buffer, Origin::Window(window.number));
                 sources.insert(buffer, window.segment.clone());
                 continue;
             }
-            let (name, bytes) = (buffer.to_string(), operation.own_bytes(buffer));
+
+            let name = buffer.to_string();
+            let bytes = operation.own_bytes(buffer);
             let segment = match given {
                 Some(region) => {
                     let region = checked(region, buffer, bytes, exact)?;
@@ -90,7 +102,8 @@ impl Memory {
                 }
                 None => Segment::allocate(fabrics, bytes, &name)?,
             };
-            // Nobody but gets reads the input of a peer.
+
+            // Only a plan with gets reads the input of a peer.
             let is_written = !matches!(buffer, BufferId::Input(_));
             let origin = match gets || is_written {
                 true => Origin::Own(segment.keys(fabrics, &name)?),
@@ -99,12 +112,13 @@ impl Memory {
             origins.insert(buffer, origin);
             sources.insert(buffer, segment);
         }
+
         let (blocks, buffers, flags, demands, heap_buffers) = Default::default();
         let allocation = None;
         Ok(Self { sources, blocks, origins, buffers, flags, demands, heap_buffers, allocation })
     }
 
-    /// Notes the blocks that the operation needs from the heap.
+    /// Records the blocks that the operation needs from the heap.
     ///
     /// `polled` tells for each tier whether some rank must poll its flags.
     pub(super) fn plan_blocks(
@@ -116,32 +130,40 @@ impl Memory {
         let in_heap =
             |(buffer, origin): (&BufferId, &Origin)| (*origin == Origin::Heap).then_some(*buffer);
         self.heap_buffers = origins.iter().flatten().filter_map(in_heap).collect();
+
+        // Blocks have one size on all ranks, so the rank that needs the most decides.
         for &buffer in &self.heap_buffers {
             let wants = |rank: &Rank| origins[rank.index()].get(&buffer) == Some(&Origin::Heap);
             let ranks = Rank::all(origins.len()).filter(wants);
             let bytes = ranks.map(|rank| operation.block_bytes(rank, buffer)).max();
             self.demands.push((Pool::Data, bytes.unwrap_or(0)));
         }
+
         let network = [FlagLanes::Of(Tier::Network), FlagLanes::Across];
         let network = network.into_iter().filter(|_| is_tiered(&operation.plan));
         for lanes in [FlagLanes::Of(Tier::Local)].into_iter().chain(network) {
             let polled = polled[usize::from(lanes != FlagLanes::Of(Tier::Local))];
             let pool = |captured| Pool::Flags { lanes, polled, captured };
+
             self.demands.push((pool(false), operation.buffering.flag_bytes()));
             let captured = operation.buffering.captured_flag_bytes();
             self.demands.extend(captured.map(|bytes| (pool(true), bytes)));
         }
     }
 
-    /// Takes the planned blocks from the heap, unless it has them; returns the demands that do not fit.
+    /// Takes the planned blocks from the heap, unless it has them; returns the demands that do not
+    /// fit.
     pub(super) fn allocate(&mut self, heap: &mut Heap) -> Vec<Demand> {
         if self.allocation.is_some() {
             return Vec::new();
         }
+
         let (allocation, blocks) = match heap.allocate(&self.demands) {
             Ok(allocated) => allocated,
             Err(missing) => return missing,
         };
+
+        // The blocks of buffers come in the order of `heap_buffers`, as `plan_blocks` demands them.
         let mut buffers = self.heap_buffers.iter();
         for (&(pool, _), block) in self.demands.iter().zip(blocks) {
             match pool {
@@ -154,11 +176,13 @@ impl Memory {
                 }
             }
         }
+
         self.allocation = Some(allocation);
         Vec::new()
     }
 
-    /// Returns the memory of another plan of the same operation, which names its buffers and flags alike.
+    /// Returns the memory for another plan of the same operation. Plans of one operation share
+    /// buffers and flags, and have the same names for them.
     pub(super) fn shared(&self) -> Self {
         Self {
             sources: self.sources.clone(),
@@ -182,7 +206,8 @@ impl Memory {
         self.allocation.take()
     }
 
-    /// Finds or imports the buffers of peers that `commands` name, and completes the memory of this rank.
+    /// Finds or imports the buffers of peers that `commands` name, and completes the memory of this
+    /// rank.
     pub(super) fn import<'s>(
         &mut self,
         operation: &OperationPlan,
@@ -196,6 +221,7 @@ impl Memory {
             let source = &sources[buffer];
             self.buffers.entry(*buffer).or_default().set_local(source);
         }
+
         let named: BTreeSet<_> = commands
             .filter_map(|(tier, command)| match *command {
                 Command::Copy { peer, remote, .. } => {
@@ -204,9 +230,11 @@ impl Memory {
                 Command::Reduce { .. } | Command::Signal { .. } | Command::Wait { .. } => None,
             })
             .collect();
+
         for (tier, buffer, peer) in named {
             let target = self.buffers.entry(buffer).or_default();
             let name = buffer.to_string();
+
             match origins[peer.index()].get(&buffer) {
                 Some(Origin::Heap) => target.set_peer(peer, &self.blocks[&buffer]),
                 // `check_windows` has passed, so it is the same window as on this rank.
@@ -225,13 +253,14 @@ impl Memory {
     }
 
     /// Returns the buffers and flags of the operation on one fabric.
-    pub(super) fn on(
+    pub(super) fn buffers_on_tier(
         &self,
         tier: Tier,
         operation: &OperationPlan,
         epoch_base: u64,
     ) -> OperationBuffers {
         let keep = self.buffers.values().flat_map(Segment::keep).cloned();
+
         OperationBuffers {
             inputs: self.numbered(tier, BufferId::Input),
             outputs: self.numbered(tier, BufferId::Output),
@@ -254,7 +283,8 @@ impl Memory {
         Some(FlagRegions { eager: of(eager)?, captured: of(captured) })
     }
 
-    /// Returns the buffers from number 0; numbers that this rank neither has nor accesses are empty.
+    /// Returns the buffers from number 0; numbers that this rank neither has nor accesses are
+    /// empty.
     fn numbered(&self, tier: Tier, name: fn(u32) -> BufferId) -> Vec<RankRegions> {
         let last = self.buffers.range(name(0)..=name(u32::MAX)).next_back();
         let count = match last {
@@ -276,7 +306,8 @@ impl Memory {
     }
 }
 
-/// Checks that ranks that read the inputs of their peers all have the same window, if one has its input in a window.
+/// Checks that ranks that read the inputs of their peers all have the same window, if one has its
+/// input in a window.
 ///
 /// All ranks return the same error. The output is compared with the description of the operation.
 pub(super) fn check_windows(
@@ -291,8 +322,10 @@ pub(super) fn check_windows(
     if !operation.gets {
         return Ok(());
     }
+
     let places: Vec<_> = origins.iter().map(place).collect();
     let Some(other) = places.iter().position(|place| *place != places[0]) else { return Ok(()) };
+
     let (rank, algorithm) = (Rank::at(other), operation.plan.algorithm);
     let text = format!(
         "{name}: ranks disagree: the input is {} on rank {rank}, {} on rank 0; {algorithm} reads the \
@@ -302,19 +335,23 @@ pub(super) fn check_windows(
     Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank))
 }
 
-/// Returns whether all ranks need a buffer of a similar size, so that one size for all wastes little.
+/// Returns whether all ranks need a buffer of a similar size, so that one size for all wastes
+/// little.
 fn has_similar_bytes(operation: &OperationPlan, buffer: BufferId) -> bool {
     let bytes = Rank::all(operation.layout.ranks()).map(|rank| match buffer {
         BufferId::Input(_) => operation.layout.input_bytes(rank),
         BufferId::Output(_) => operation.layout.output_bytes(rank),
         BufferId::Inbox => operation.layout.inbox_bytes(rank),
     });
+
     let (least, most) =
         bytes.fold((u64::MAX, 0), |(least, most), bytes| (least.min(bytes), most.max(bytes)));
     most <= UNEQUAL_BYTES_MAX || least >= most / 2
 }
 
-/// A region that the caller supplies may be longer than `bytes` unless `exact` is set.
+/// Checks the length of a region that the caller supplies, and returns the region.
+///
+/// The region may be longer than `bytes` unless `exact` is set.
 fn checked(
     region: DynRegion,
     buffer: BufferId,

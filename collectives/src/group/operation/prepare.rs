@@ -1,7 +1,9 @@
-//! Prepares operations together with all ranks: plans them, agrees on them, allocates and imports their memory.
+//! Prepares operations together with all ranks: plans them, agrees on them, allocates and imports
+//! their memory.
 //!
-//! One agreement is enough for memory of the heap and of windows. A second one confirms that every rank has imported the
-//! buffers of callers, and that no rank needs a fallback or cannot record the operation into a graph.
+//! One agreement is enough for memory of the heap and of windows. A second one confirms that every
+//! rank has imported the buffers of callers, and that no rank needs a fallback or cannot record the
+//! operation into a graph.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -37,7 +39,8 @@ use crate::run::lane::{Adder, Lane};
 use crate::run::program::{Binding, Program, is_tiered};
 use crate::run::queue::{Queue, copies_rows};
 
-/// What a rank tells the others about operations that are prepared, apart from what must be equal.
+/// Holds what a rank tells the others about operations that are prepared, apart from the values
+/// that must be equal.
 #[derive(Serialize, Deserialize)]
 struct Announcement {
     /// The allocations of the heap that this rank has dropped.
@@ -61,10 +64,13 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
         return Err(group.refuse(error));
     }
 
-    // An operation whose starts have a short timeout still has the time of the group to be prepared.
+    // An operation whose starts have a short timeout still has the time of the group to be
+    // prepared.
     let timeouts = specs.iter().map(|spec| spec.timeout);
     let deadline = Deadline::after(timeouts.fold(group.timeout(), Duration::max));
-    // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
+
+    // It counts when the ranks have agreed. A rank that refuses the call does not know which count
+    // would change.
     let number = group.prepared + 1;
     let several = specs.len() > 1;
     let names = names(&specs, number);
@@ -83,9 +89,12 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     let own_dropped = dropped.len();
     let preparations = specs.into_iter().map(|spec| Preparation::new(group, spec));
     let preparations: Result<Vec<_>, Error> = preparations.collect();
+
+    // An error is offered, too, so that all ranks return it.
     let offer = preparations.as_ref().map_err(Error::clone).map(|preparations| {
         let operations = preparations.iter().map(Preparation::memory).collect();
         let offer = Offer::default().blob(encode(&Announcement { dropped, operations }));
+
         preparations.iter().zip(&names).fold(offer, |offer, (preparation, name)| {
             let prefix = if several { format!("{name}, ") } else { String::new() };
             preparation.fields(offer, &prefix)
@@ -98,6 +107,8 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     let announced = announcements(&offers, preparations.len())?.into_iter();
     let (dropped, mut operations): (Vec<_>, Vec<_>) =
         announced.map(|of_rank| (of_rank.dropped, of_rank.operations.into_iter())).unzip();
+
+    // This comes before the allocation below, which can then use the blocks that are free.
     group.heap.free_dropped(&dropped, own_dropped);
 
     let mut origins: Vec<Vec<Origins>> = Vec::with_capacity(preparations.len());
@@ -123,8 +134,8 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     if has_imports || preparations.iter().any(is_checked) {
         let recordable = preparations.iter().map(|one| u8::from(one.is_recordable())).collect();
         let vote = reports.as_ref().map(|_| Offer::default().blob(recordable));
-        // Nobody signals before every rank has imported every buffer. After an error the memory lives until all ranks
-        // know of it, because they may still be importing it.
+        // No rank signals before every rank has imported every buffer. After an error the memory
+        // lives until all ranks know of it, because they may still be importing it.
         let votes =
             agree(&shared, &format!("{name}, import"), vote.map_err(Error::clone), deadline)?;
         for (index, report) in reports.iter().flatten().enumerate() {
@@ -133,15 +144,18 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
             }
         }
     }
+
     let prepared = preparations.into_iter().zip(reports?).zip(names);
     let states = prepared
         .map(|((preparation, report), name)| preparation.finish(group, report, name))
         .collect();
+
     shared.order.note_prepared(number);
     Ok(states)
 }
 
-/// Returns the names in errors of operations that are prepared together, as those with this number.
+/// Returns the names of operations for error texts. `number` counts the calls that prepare
+/// operations.
 fn names(specs: &[OperationSpec], number: u64) -> Vec<String> {
     let name = |(index, spec): (usize, &OperationSpec)| {
         let name = match (spec.name, spec.collective.name()) {
@@ -149,6 +163,7 @@ fn names(specs: &[OperationSpec], number: u64) -> Vec<String> {
             (None, name) if specs.len() > 1 => format!("{name} {number}.{}", index + 1),
             (None, name) => format!("{name} {number}"),
         };
+
         match &spec.label {
             Some(label) => format!("{name} \"{label}\""),
             None => name,
@@ -164,6 +179,7 @@ fn announcements(offers: &[Offer], operations: usize) -> Result<Vec<Announcement
         if announced.operations.len() == operations {
             return Ok(announced);
         }
+
         let text = format!(
             "rank {peer} prepares {} operations, expected {operations} as on this rank",
             announced.operations.len()
@@ -186,6 +202,7 @@ fn allocate(
         if missing.is_empty() {
             return Ok(());
         }
+
         group.grow_heap(&missing, deadline)?;
     }
 }
@@ -218,12 +235,13 @@ fn check_recordable(report: &Report, index: usize, votes: &[Offer]) -> Result<()
     Ok(())
 }
 
-/// An operation that is being prepared: its plan, its memory, and the engines of its lanes.
+/// Holds an operation that is being prepared: its plan, its memory, and the engines of its lanes.
 struct Preparation {
     operation: OperationPlan,
     refusal: Option<Arc<str>>,
     memory: Memory,
-    /// The engines of the lanes that need one, in the order of the lanes, until they are in `queues`.
+    /// The engines of the lanes that need one, in the order of the lanes, until they are in
+    /// `queues`.
     engines: Vec<DynEngine>,
     queues: Vec<Queue>,
     lanes: Vec<BoundLane>,
@@ -238,12 +256,15 @@ impl Preparation {
         let mut shorter = Vec::new();
 
         for range in operation.shorter((&group.setup.links, group.setup.links_measured))? {
+            // The buffers of the caller belong to the memory of the longest plan.
             let (algorithm, chunks) = (Some(range.algorithm), Some(range.chunks));
             let method = Method { algorithm, chunks, ..operation.spec.method.clone() };
             let spec = operation.spec.clone();
             let (inputs, output_buffers) = Default::default();
             let spec = OperationSpec { method, inputs, output_buffers, ..spec };
             let (plan, engines) = planned(group, spec)?;
+
+            // All plans share their flags, so they use the same tiers.
             if is_tiered(&plan.plan) == is_tiered(&operation.plan) {
                 operation.share_flags(&plan);
                 shorter.push((range, plan, engines));
@@ -252,16 +273,18 @@ impl Preparation {
 
         let memory = Memory::new(&mut operation, group.fabrics())?;
         let refusal = group.setup.refusal.clone();
+
+        // By now the flags of the longest plan have room for those of all shorter ones.
         let shorter = shorter.into_iter().map(|(range, mut plan, engines)| {
             plan.share_flags(&operation);
             let refusal = refusal.clone();
-            (range, Self::of(plan, engines, Memory::default(), refusal))
+            (range, Self::from_plan(plan, engines, Memory::default(), refusal))
         });
         let shorter = shorter.collect();
-        Ok(Self { shorter, ..Self::of(operation, engines, memory, refusal) })
+        Ok(Self { shorter, ..Self::from_plan(operation, engines, memory, refusal) })
     }
 
-    fn of(
+    fn from_plan(
         operation: OperationPlan,
         engines: Vec<DynEngine>,
         memory: Memory,
@@ -324,24 +347,28 @@ impl Preparation {
     fn memory(&self) -> OperationMemory {
         let polled = [Tier::Local, Tier::Network]
             .map(|tier| self.engines().any(|(_, of, caps)| of == tier && !caps.queued_wait));
-        let (placement, origins) =
-            (self.operation.request.places.clone(), self.memory.origins.clone());
+        let placement = self.operation.request.places.clone();
+        let origins = self.memory.origins.clone();
+
         OperationMemory { placement, origins, polled }
     }
 
-    /// Notes the placements of all ranks and the blocks that the operation needs, and returns where the buffers of all ranks
-    /// are.
+    /// Records the placements of all ranks and the blocks that the operation needs, and returns
+    /// where the buffers of all ranks are.
     fn place(&mut self, name: &str, memories: Vec<OperationMemory>) -> Result<Vec<Origins>, Error> {
         let polled = [0, 1].map(|tier| memories.iter().any(|memory| memory.polled[tier]));
         let (placements, origins): (Vec<_>, Vec<_>) =
             memories.into_iter().map(|memory| (memory.placement, memory.origins)).unzip();
         check_windows(name, &self.operation, &origins)?;
+
         for (_, shorter) in &mut self.shorter {
             let layout = shorter.operation.layout.clone();
             shorter.operation.layout = layout.with_placements(placements.clone())?;
         }
+
         let layout = self.operation.layout.clone();
         self.operation.layout = layout.with_placements(placements)?;
+
         self.memory.plan_blocks(&self.operation, &origins, polled);
         Ok(origins)
     }
@@ -355,9 +382,12 @@ impl Preparation {
         deadline: Deadline,
     ) -> Result<Report, Error> {
         let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &self.operation;
-        let (resizable, with_origins) = (spec.resizable, spec.traced || spec.resizable);
-        let (flags, on_host) = (*flags, self.memory.is_on_host());
+        let resizable = spec.resizable;
+        let with_origins = spec.traced || spec.resizable;
+        let flags = *flags;
+        let on_host = self.memory.is_on_host();
         let reduction = spec.reduction().ok().flatten();
+
         let bound = |(id, tier, caps): (LaneId, Tier, Caps)| {
             let rows = copies_rows(&caps, on_host);
             let (plan, layout) = (plan, layout);
@@ -372,20 +402,26 @@ impl Preparation {
                 rows,
             };
             let program = binding.bind(id);
+
+            // The loop below sets these three when it has the engine of the lane.
             let (has_streams, compute_bytes, reducer) = (false, 0, None);
             BoundLane { id, tier, program, caps, has_streams, compute_bytes, reducer }
         };
         self.lanes = self.engines().map(bound).collect();
         self.lanes.iter().try_for_each(check_alignment)?;
+
         let fabrics = group.fabrics();
         let of_lane = |lane: &'_ BoundLane| lane.tier;
         let commands = self.lanes.iter().flat_map(|lane| {
             lane.program.commands.iter().map(move |command| (of_lane(lane), command))
         });
         self.memory.import(&self.operation, fabrics, commands, origins, deadline)?;
-        let on = |tier| Arc::new(self.memory.on(tier, &self.operation, epoch_base));
-        let network = is_tiered(plan).then(|| on(Tier::Network));
-        let buffers = TierBuffers { local: on(Tier::Local), network };
+
+        let on_tier =
+            |tier| Arc::new(self.memory.buffers_on_tier(tier, &self.operation, epoch_base));
+        let network = is_tiered(plan).then(|| on_tier(Tier::Network));
+        let buffers = TierBuffers { local: on_tier(Tier::Local), network };
+
         let starts: &[Start] = match spec.capturable {
             true => &[Start::Eager(1), Start::Captured],
             false => &[Start::Eager(1)],
@@ -394,11 +430,13 @@ impl Preparation {
             (Tier::Network, Some(network)) => network.backend(),
             _ => group.setup.fabric.backend(),
         };
+
         for (lane, mut engine) in self.lanes.iter_mut().zip(std::mem::take(&mut self.engines)) {
             let slice_ops_max = if spec.traced { 1 } else { lane.caps.slice_ops_max };
             lane.has_streams = engine.streams().is_some();
             let view = buffers.on_tier(lane.tier);
             let view = view.expect("every lane has buffers on its tier");
+
             if lane.program.adds() {
                 let reducer = engine.prepare_reduce();
                 let reducer = reducer.map_err(|e| Error::of_fabric("prepare additions", e))?;
@@ -407,6 +445,7 @@ impl Preparation {
             }
 
             let mut queue = Queue::new(engine, backend(lane.tier), Arc::clone(view))?;
+
             let bytes = starts
                 .iter()
                 .map(|&start| compute_bytes(&mut queue, &lane.program, slice_ops_max, start));
@@ -414,9 +453,11 @@ impl Preparation {
             self.queues.push(queue);
         }
         self.buffers = Some(buffers);
+
         let report = report(&self.operation, self.refusal.as_ref(), fabrics, &self.lanes);
         if spec.strict {
-            // That a thread drives lanes matters to starts on a stream only, and is refused there.
+            // A thread that drives lanes matters only to starts on a stream, and `start_on` refuses
+            // such a start.
             let refused =
                 |fallback: &&Fallback| spec.capturable || !matches!(fallback, Fallback::Driven(_));
             if let Some(fallback) = report.fallbacks.iter().find(refused) {
@@ -424,30 +465,37 @@ impl Preparation {
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
         }
+
         for (_, shorter) in &mut self.shorter {
             shorter.memory = self.memory.shared();
             shorter.bind(group, origins, epoch_base, deadline)?;
         }
+
         let shorter = self.shorter.iter().map(|(range, _)| *range).collect();
         Ok(Report { shorter, ..report })
     }
 
-    /// Returns whether a graph can record the operation: a thread must be able to drive every lane that does not
-    /// support streams. The host must be able to read its flags, and a graph that waits must not hold up its copies.
+    /// Returns whether a graph can record the operation.
+    ///
+    /// A graph contains only lane 0, and a thread drives the other lanes. So the host must be able
+    /// to read their flags, and a graph that waits must not hold up their copies.
     fn is_recordable(&self) -> bool {
         if !self.shorter.iter().all(|(_, shorter)| shorter.is_recordable()) {
             return false;
         }
+
         let armed = || self.lanes.iter().filter(|lane| !takes_stream(lane.id));
         if armed().any(|lane| lane.has_streams) {
             return false;
         }
+
         armed().flat_map(|lane| &lane.program.waits).all(|wait| {
             self.memory.has_host_flags(wait.tier, wait.place.region == CROSS_TIER_FLAGS)
         })
     }
 
-    /// Creates the executors of the operation, and registers the operation as a user of its windows.
+    /// Creates the executors of the operation, and registers the operation as a user of its
+    /// windows.
     fn finish(mut self, group: &Group, report: Report, name: String) -> State {
         let allocation = Arc::new(Mutex::new(self.memory.take_allocation()));
         let shorter = std::mem::take(&mut self.shorter);
@@ -514,11 +562,12 @@ impl Preparation {
             Lane::new(lane.id, (lane.program, adder), queue, spec.traced)
         });
         let lanes = lanes.collect();
-        let local = Arc::clone(&buffers.local);
 
+        let local = Arc::clone(&buffers.local);
         let layout = &operation.layout;
         let moves_data =
             spec.resizable || Rank::all(layout.ranks()).any(|rank| layout.input_bytes(rank) > 0);
+
         let tracker = StartTracker::new(
             (name.to_owned(), group.prepared),
             operation.rank,
@@ -531,22 +580,26 @@ impl Preparation {
         let tracker = if moves_data { tracker } else { tracker.without_data() };
 
         let OperationSpec { capturable, strict, traced, .. } = *spec;
-        // Lengths of pairs come from the caller's data and not from its code, so ranks disagree easily.
+        // Lengths of pairs come from the caller's data and not from its code, so ranks disagree
+        // easily.
         let checks_starts = spec.checks_starts || operation.pairs().is_some();
 
-        // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both sides; queues keep
-        // the regions; `verify` has passed the plans. The caller of `OperationBuilder::capturable` keeps the operation longer than
-        // the replays of its graphs.
+        // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both
+        // sides; queues keep the regions; `verify` has passed the plans. The caller of
+        // `OperationBuilder::capturable` keeps the operation longer than the replays of its graphs.
         let executor =
             unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
-        let (shared, allocation) = (Arc::clone(&group.shared), Arc::clone(allocation));
+
+        let shared = Arc::clone(&group.shared);
+        let allocation = Arc::clone(allocation);
         let prepared =
             Prepared::new(executor, shared, Arc::new(tracker), checks_starts, allocation);
         (prepared, local, operation)
     }
 }
 
-/// Plans an operation, and creates the engines of the lanes that need one, in the order of the lanes.
+/// Plans an operation, and creates the engines of the lanes that need one, in the order of the
+/// lanes.
 fn planned(
     group: &mut Group,
     spec: OperationSpec,
@@ -564,18 +617,23 @@ fn planned(
         proofs,
     };
 
+    // The plan depends on what the engines can do, so those of lane 0 and of the network are
+    // created first.
     let mut engines = Vec::new();
     let mut of_network = None;
     let operation = OperationPlan::new(spec, &mut info, |requirements| {
         engines.push(engine(fabric, requirements)?);
         let network = network.as_ref().map(|network| engine(network, requirements));
         of_network = network.transpose()?;
+
+        // A plan can use only what the engines of both fabrics can do.
         let caps = *engines[0].caps();
         let gets = caps.gets && of_network.as_ref().is_none_or(|engine| engine.caps().gets);
         let growth_of_network = of_network.as_ref().map(|engine| engine.caps().signal_growth_max);
         let signal_growth_max = caps.signal_growth_max.min(growth_of_network.unwrap_or(u64::MAX));
         Ok(Caps { gets, signal_growth_max, ..caps })
     })?;
+
     let plan = &operation.plan;
     for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
         let is_network = plan.lanes[id.index()].tier == Tier::Network;
@@ -585,6 +643,7 @@ fn planned(
             _ => engine(fabric, operation.requirements)?,
         });
     }
+
     Ok((operation, engines))
 }
 
@@ -651,12 +710,16 @@ fn check_adder(
     Ok(())
 }
 
-/// Only lane 0 runs on the caller's stream, so that its last wait does not hold up another lane in the same hardware
+/// Returns whether a lane runs on the caller's stream.
+///
+/// Only lane 0 does, so that its last wait does not hold up another lane in the same hardware
 /// queue.
 fn takes_stream(lane: LaneId) -> bool {
     lane == LaneId::HOME
 }
 
+/// Returns whether a lane needs an engine: lane 0, each lane with steps, and the first lane of the
+/// network if no lane of the network has steps.
 fn has_engine(plan: &Plan, id: LaneId) -> bool {
     let first_of_network = plan.lanes.iter().position(|lane| lane.tier == Tier::Network);
     let is_silent = |lane: &PlanLane| lane.tier != Tier::Network || lane.steps.is_empty();
