@@ -618,6 +618,13 @@ impl Shared {
         }
     }
 
+    /// Notes that a thread begins to wait for a start, without a timer that ends its sleep.
+    pub(crate) fn note_wait(&self) {
+        if self.watchdog_sleeps.is_made() {
+            self.family.wake_watchdog();
+        }
+    }
+
     /// Marks the starts as complete that the executor has completed, and returns how many that are.
     ///
     /// After an abort, the completion of an operation means nothing, so no start is marked as complete.

@@ -1,4 +1,5 @@
-//! Tracks which starts of an operation are not complete, for the watchdog thread and for error texts.
+//! Tracks which starts of an operation are not complete, for the watchdog thread and for error
+//! texts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use crate::plan::Tier;
 use crate::run::buffers::{CROSS_TIER_FLAGS, FlagState, OperationBuffers, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
-/// What an operation does with its memory, the most restrictive last.
+/// Says what an operation does with its memory, the most restrictive last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Activity {
     #[default]
@@ -30,7 +31,7 @@ pub(crate) enum Activity {
 
 pub(crate) struct StartTracker {
     operation: String,
-    /// The number with which the operation was prepared.
+    /// The number of the call that prepared the operation.
     number: u64,
     rank: Rank,
     timeout: Duration,
@@ -52,11 +53,13 @@ pub(crate) struct StartTracker {
     driven_by_thread: AtomicBool,
     /// Whether the caller waits for the open start with a descriptor or a future.
     observed: AtomicBool,
-    /// The start for which a thread waits, or 0.
+    /// The start that a thread waits for, or 0.
     blocked: AtomicU64,
+    /// The start that a thread waited for when the watchdog looked.
+    seen_blocked: AtomicU64,
     /// Whether that wait ends with the start, and not with a limit of the caller.
     waits_for_end: AtomicBool,
-    /// The start for which a thread waits part by part, and when it tells that.
+    /// The start that a thread waits for part by part, and when it tells its call to other ranks.
     patience: Mutex<Option<(u64, Patience)>>,
     /// Whether the operation was dropped during a start that nobody finished.
     abandoned: AtomicBool,
@@ -64,14 +67,14 @@ pub(crate) struct StartTracker {
     moves_data: bool,
     /// The last start that stays complete although the group has ended.
     outlasting: AtomicU64,
-    /// The last start of which the caller knows that it is complete.
+    /// The last start that the caller knows to be complete.
     finished: AtomicU64,
     event: Event,
     /// The lengths and places of the newest start, if starts can have their own.
     part: Option<PartCell>,
 }
 
-/// Notes that a thread waits for a start until this is dropped.
+/// Marks a thread as waiting for a start until this is dropped.
 pub(crate) struct Blocked<'t>(&'t StartTracker);
 
 impl Drop for Blocked<'_> {
@@ -83,7 +86,8 @@ impl Drop for Blocked<'_> {
 /// Holds the part of the newest starts, and which starts have it.
 pub(crate) struct PartCell {
     part: Mutex<StartPart>,
-    /// The lengths that this rank and each other one exchange, by rank; empty unless each pair of ranks has its own.
+    /// The lengths that this rank and each other one exchange, by rank; empty unless each pair of
+    /// ranks has its own.
     pairs: Mutex<Box<[PeerLens]>>,
     /// The last start with another part.
     before: AtomicU64,
@@ -99,13 +103,14 @@ struct FlagSpan {
 }
 
 impl FlagSpan {
-    fn of(compared: &[AwaitedFlag]) -> Self {
+    fn from_flags(compared: &[AwaitedFlag]) -> Self {
         let addresses = compared.iter().filter(|wait| Self::takes(wait)).map(|wait| wait.place);
         let first = addresses.clone().min_by_key(|address| address.word);
         let last = addresses.map(|address| address.word).max();
         let words = first.zip(last).map_or(0, |(first, last)| last - first.word + 1);
 
-        // The flags of many chunks are far apart, so that single reads are not slower than one long copy.
+        // The flags of many chunks are far apart, so that single reads are not slower than one long
+        // copy.
         let words = if words > FLAG_SPAN_WORDS_MAX { 0 } else { words as usize };
         Self { first, values: vec![[0; 8]; words].into() }
     }
@@ -173,7 +178,7 @@ impl StartTracker {
         part: Option<PartCell>,
     ) -> Self {
         let compared = part.as_ref().map(|part| compared(&waits, part)).unwrap_or_default();
-        let span = Mutex::new(FlagSpan::of(&compared));
+        let span = Mutex::new(FlagSpan::from_flags(&compared));
 
         Self {
             compared,
@@ -196,6 +201,7 @@ impl StartTracker {
             driven_by_thread: AtomicBool::new(false),
             observed: AtomicBool::new(false),
             blocked: AtomicU64::new(0),
+            seen_blocked: AtomicU64::new(0),
             waits_for_end: AtomicBool::new(false),
             patience: Mutex::default(),
             abandoned: AtomicBool::new(false),
@@ -218,7 +224,8 @@ impl StartTracker {
         &self.views
     }
 
-    /// Notes that the next start is one of the host. Starts on a stream are watched until they are complete.
+    /// Records that the next start is one of the host. Starts on a stream are watched until they
+    /// are complete.
     pub(crate) fn mark_on_host(&self) {
         if self.due().is_none() {
             self.on_stream.store(false, Ordering::Release);
@@ -250,7 +257,8 @@ impl StartTracker {
         is_driven && (self.is_captured() || self.due().is_some())
     }
 
-    /// Notes that a thread waits for a start until the result is dropped, and whether a limit of the caller can end the wait.
+    /// Records that a thread waits for a start until the result is dropped, and whether a limit of
+    /// the caller can end the wait.
     pub(crate) fn block(&self, epoch: u64, has_limit: bool) -> Blocked<'_> {
         self.waits_for_end.store(!has_limit, Ordering::Relaxed);
         self.blocked.store(epoch, Ordering::Relaxed);
@@ -269,11 +277,18 @@ impl StartTracker {
         *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = Some((epoch, patience));
     }
 
+    /// Returns whether a thread waits for the same start as at the last call.
+    pub(super) fn has_waited_for_long(&self) -> bool {
+        let blocked = self.blocked.load(Ordering::Relaxed);
+        self.seen_blocked.swap(blocked, Ordering::Relaxed) == blocked
+    }
+
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns the start for which a thread waits, or, if this rank `finishes` all of them, the first that is open.
+    /// Returns the start that a thread waits for, or the first open start if no thread waits and
+    /// this rank `finishes` all of them.
     pub(super) fn call(&self, finishes: bool) -> Option<Call> {
         let epoch = match self.blocked.load(Ordering::Relaxed) {
             0 if finishes && self.due().is_some() => self.epoch(),
@@ -307,7 +322,8 @@ impl StartTracker {
         self.observed.load(Ordering::SeqCst)
     }
 
-    /// Tells the caller of an observed start that it may be complete, or that the group may have ended.
+    /// Tells the caller of an observed start that it may be complete, or that the group may have
+    /// ended.
     pub(crate) fn tell(&self) {
         if self.is_observed() {
             self.event.signal();
@@ -343,13 +359,18 @@ impl StartTracker {
         self.opened.store(epoch, Ordering::Release);
     }
 
+    /// Counts the starts up to `epoch` as complete.
+    ///
     /// The caller must hold the lock of the operation's executor.
     pub(crate) fn close(&self, epoch: u64) {
         if self.is_abandoned() {
             return;
         }
-        // Sequentially consistent like `observe`: either this thread tells the caller, or the caller sees the end.
+
+        // This is sequentially consistent like `observe`: either this thread tells the caller, or
+        // the caller sees the end.
         self.closed.fetch_max(epoch, Ordering::SeqCst);
+
         if self.opened.load(Ordering::Relaxed) > epoch {
             self.set_deadline(Deadline::after(self.timeout));
         }
@@ -383,26 +404,31 @@ impl StartTracker {
         self.missing_flags().next()
     }
 
-    /// A graph replay resets the flags that it has passed, so the ranks that signaled these flags count as missing too.
+    /// Returns the other ranks whose signals are missing.
+    ///
+    /// A graph replay resets the flags that it has passed, so the ranks that signaled these flags
+    /// count as missing too.
     pub(crate) fn missing_writers(&self) -> BTreeSet<Rank> {
         let writers = self.missing_flags().map(|(wait, _)| self.writers.find_writer(wait.flag));
         writers.filter(|rank| *rank != self.rank).collect()
     }
 
-    /// Notes that the starts of the operation copy nothing.
+    /// Records that the starts of the operation copy nothing.
     pub(crate) fn without_data(self) -> Self {
         Self { moves_data: false, ..self }
     }
 
-    /// Notes the starts that stay complete although the group ends: those without data, such as of a barrier, for which all signals
-    /// have arrived, also if no thread has looked yet.
+    /// Records the starts that stay complete although the group ends: starts without data, such as
+    /// those of a barrier, whose signals have all arrived, even if no thread has looked yet.
     ///
-    /// It is called before this rank answers that it knows of the end. Peers release their queues afterwards: they may then
-    /// signal what they have not sent, and write to the memory of starts that are complete, so starts with data do not count.
+    /// It is called before this rank answers that it knows of the end. Peers release their queues
+    /// afterwards: they may then signal what they have not sent, and write to the memory of starts
+    /// that are complete, so starts with data do not count.
     pub(crate) fn note_outlasting(&self) {
         if self.moves_data {
             return;
         }
+
         let opened = self.opened.load(Ordering::Acquire);
         let has_arrived =
             |epoch: &u64| self.missing_flags_of(Some(Start::Eager(*epoch))).next().is_none();
@@ -419,8 +445,10 @@ impl StartTracker {
         self.missing_flags_of(self.waiting())
     }
 
-    /// A read of a flag can be stuck behind copies on the device. This and all further flags are then taken as missing,
-    /// so that the answer to an inquiry is not late.
+    /// Returns the flags of a start whose signals are missing, with the values that were read.
+    ///
+    /// A read of a flag can be stuck behind copies on the device. This and all further flags are
+    /// then taken as missing, so that the answer to an inquiry is not late.
     fn missing_flags_of(
         &self,
         start: Option<Start>,
@@ -429,8 +457,10 @@ impl StartTracker {
         self.waits.iter().filter_map(move |wait| {
             let start = start?;
             let view = self.views.on_tier(wait.tier)?;
+
             let value = if is_stuck { None } else { view.flag_value(wait.place, start) };
             is_stuck |= value.is_none();
+
             let expected = view.flag_value_in(start.before(wait.place.lag));
             value.is_none_or(|value| value < expected).then_some((*wait, value))
         })
@@ -457,6 +487,7 @@ impl StartTracker {
 
     pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
         let rank = self.rank;
+
         if let Some(Start::Captured) = self.waiting()
             && let writers = self.missing_writers()
             && let Some(first) = writers.first()
@@ -502,6 +533,7 @@ impl StartTracker {
         if !has_left(writer) {
             return None;
         }
+
         let text = format!(
             "because rank {writer} has left the group; rank {} waited for the flag \"{}\"",
             self.rank, wait.flag
@@ -510,7 +542,8 @@ impl StartTracker {
         Some(self.record(Cause::PeerLost, Some(writer), &phase, &text))
     }
 
-    /// Returns the newest start if the record is about this operation, and its starts can have lengths and places of their own.
+    /// Returns the newest start if the record is about this operation, and its starts can have
+    /// lengths and places of their own.
     pub(crate) fn start_of(&self, record: &AbortRecord) -> Option<SizedStart> {
         let part = self.part.as_ref().filter(|_| self.operation == record.operation)?;
         let epoch = self.opened.load(Ordering::Acquire);
@@ -519,8 +552,8 @@ impl StartTracker {
             return None;
         }
 
-        // A mismatch is one of two ranks, of which each knows what it exchanges with the other. Parts that are compared with those
-        // of all ranks name no pair.
+        // A mismatch is one of two ranks, of which each knows what it exchanges with the other.
+        // Parts that are compared with those of all ranks name no pair.
         let (by, peer) = (record.by, record.peer);
         let other =
             if by == Some(self.rank) { peer } else { by.filter(|_| peer == Some(self.rank)) };
@@ -539,8 +572,8 @@ impl StartTracker {
         }
     }
 
-    /// Sets the lengths and places of the starts after `before`. `pair` returns the lengths that this rank and another one
-    /// exchange.
+    /// Sets the lengths and places of the starts after `before`. `pair` returns the lengths that
+    /// this rank and another one exchange.
     pub(crate) fn set_part(&self, part: &StartPart, pair: &dyn Fn(Rank) -> PeerLens, before: u64) {
         let Some(cell) = &self.part else { return };
         let is_of_pairs = cell.is_of_pairs();
@@ -561,19 +594,23 @@ impl StartTracker {
         self.part.is_some()
     }
 
-    /// Returns the record of a mismatch of the first open start that another rank has made with other lengths or places.
+    /// Returns the record of a mismatch of the first open start that another rank has made with
+    /// other lengths or places.
     pub(crate) fn first_mismatch(&self) -> Option<AbortRecord> {
         let opened = self.opened.load(Ordering::Acquire);
         (self.epoch()..=opened).find_map(|epoch| self.mismatch(epoch, true))
     }
 
-    /// Returns the record of a mismatch if a rank has signalled a flag of the start `epoch`, but with other lengths or places.
+    /// Returns the record of a mismatch if a rank has signalled a flag of the start `epoch`, but
+    /// with other lengths or places.
     ///
-    /// Only starts since the last resize can be compared. Flags that the host cannot read directly are examined only if `slowly` is set.
+    /// Only starts since the last resize can be compared. Flags that the host cannot read directly
+    /// are examined only if `slowly` is set.
     pub(crate) fn mismatch(&self, epoch: u64, slowly: bool) -> Option<AbortRecord> {
         let part = self.part.as_ref().filter(|part| part.is_of(epoch))?;
         let start = Start::Eager(epoch);
         let mut span = slowly.then(|| self.span.lock().unwrap_or_else(PoisonError::into_inner));
+
         // A device that has not answered once is not asked again for each flag.
         let mut is_read = None;
         let mut differs = |wait: &&AwaitedFlag| {
@@ -587,11 +624,14 @@ impl StartTracker {
                 }
                 (None, Some(_)) => view.flag_value(address, start)?,
             };
+
             let state = view.flag_state(value, start.before(address.lag), address.peer);
             Some(state == FlagState::Differs)
         };
+
         let flag = self.compared.iter().find(|wait| differs(wait) == Some(true))?.flag;
         drop(span);
+
         let operation = self.operation.clone();
         let writer = self.writers.find_writer(flag);
         let text = format!(
@@ -599,10 +639,17 @@ impl StartTracker {
             self.rank,
             part.describe(Some(writer))
         );
-        let phase = flag.to_string();
-        let (by, peer) = (Some(self.rank), Some(writer));
-        let cause = Cause::Mismatch;
-        Some(AbortRecord { cause, by, peer, operation, phase, epoch, text, unanswered: false })
+
+        Some(AbortRecord {
+            cause: Cause::Mismatch,
+            by: Some(self.rank),
+            peer: Some(writer),
+            operation,
+            phase: flag.to_string(),
+            epoch,
+            text,
+            unanswered: false,
+        })
     }
 
     pub(super) fn record(
@@ -617,6 +664,7 @@ impl StartTracker {
             Some(Start::Captured) => (0, "a replayed start".to_owned()),
             _ => (self.epoch(), format!("start {}", self.epoch())),
         };
+
         AbortRecord {
             cause,
             by: Some(self.rank),
@@ -629,7 +677,7 @@ impl StartTracker {
         }
     }
 
-    /// Notes that the caller knows that the starts up to `epoch` are complete.
+    /// Records that the caller knows that the starts up to `epoch` are complete.
     pub(crate) fn note_finished(&self, epoch: u64) {
         self.finished.fetch_max(epoch, Ordering::AcqRel);
     }
@@ -641,12 +689,14 @@ impl StartTracker {
 
     /// Returns how the operation uses its memory now.
     ///
-    /// A start of the host counts as open until its caller knows that it is complete, and not only until it is: whether another
-    /// start is refused then depends on what this rank has called, and never on how fast the ranks are.
+    /// A start of the host counts as open until its caller knows that it is complete, and not only
+    /// until it is: whether another start is refused then depends on what this rank has called, and
+    /// never on how fast the ranks are.
     pub(crate) fn activity(&self) -> Activity {
         if self.is_abandoned() {
             return Activity::Abandoned;
         }
+
         match (self.is_captured(), self.is_on_stream()) {
             (true, _) => Activity::Captured,
             (false, true) if self.due().is_some() => Activity::OnStream,
@@ -656,17 +706,19 @@ impl StartTracker {
     }
 }
 
-/// Returns the flags from which a rank sees whether others have made a start alike.
+/// Returns the flags that show a rank whether others have made a start alike.
 ///
-/// If each pair of ranks has lengths of its own, all flags between two ranks say the same, so the last one of each rank is enough.
-/// The host of a GPU reads it from the device.
+/// If each pair of ranks has lengths of its own, all flags between two ranks say the same, so the
+/// last one of each rank is enough. The host of a GPU reads it from the device.
 fn compared(waits: &[AwaitedFlag], part: &PartCell) -> Vec<AwaitedFlag> {
     if !part.is_of_pairs() {
         return waits.to_vec();
     }
+
     let mut last_of: BTreeMap<Rank, AwaitedFlag> = BTreeMap::new();
     for wait in waits.iter().filter(|wait| wait.place.lag == 0) {
         last_of.insert(wait.place.peer, *wait);
     }
+
     last_of.into_values().collect()
 }

@@ -23,6 +23,9 @@ const RELEASE_PAUSE_MAX: Duration = Duration::from_millis(20);
 const STREAM_CHECK_MAX: Duration = Duration::from_millis(50);
 const STREAMS_MIN: usize = 16;
 const STREAM_CHECKS: u32 = 16;
+/// Threads that wait are looked for this often, several times in the time after which a call counts
+/// as long.
+const WAITS_INTERVAL: Duration = Duration::from_millis(125);
 
 struct Release {
     drain: Deadline,
@@ -40,6 +43,7 @@ pub(super) struct Watch {
     release: Option<Release>,
     checked_at: Instant,
     judged: bool,
+    waits: Waits,
     // Looks allocate nothing, because starts run at the same time.
     streams: Vec<TrackedOperation>,
     channels: Vec<Arc<ChannelSide>>,
@@ -51,6 +55,7 @@ impl Watch {
             release: None,
             checked_at: Instant::now(),
             judged: false,
+            waits: Waits::default(),
             streams: Vec::with_capacity(STREAMS_MIN),
             channels: Vec::with_capacity(STREAMS_MIN),
         }
@@ -108,11 +113,13 @@ impl Shared {
             drop(state);
             let until_order = self.look_at_exchange();
             let state = self.state();
-            // Before the look: a start that is opened after the look wakes the watchdog.
+            // Before the look: a start that is opened, or a wait that begins, after the look wakes
+            // the watchdog.
             self.watchdog_sleeps.make();
             let until_check = check_interval(&state, self.timeout)
                 .map(|interval| interval.saturating_sub(watch.checked_at.elapsed()));
-            if until_check.is_some() {
+            let until_waits = watch.waits.look(&state);
+            if until_check.is_some() || until_waits.is_some() {
                 self.watchdog_sleeps.withdraw();
             }
             if until_check.is_some_and(|pause| pause.is_zero()) {
@@ -124,7 +131,7 @@ impl Shared {
                 continue;
             }
             let until_due = next_due(&state).unwrap_or(self.timeout);
-            let others = [until_check, until_tick, until_order];
+            let others = [until_check, until_tick, until_order, until_waits];
             return others.into_iter().flatten().fold(until_due, Duration::min);
         }
     }
@@ -263,6 +270,36 @@ fn on_streams(state: &MutexGuard<'_, State>, streams: &mut Vec<TrackedOperation>
 
 fn overdue(state: &MutexGuard<'_, State>) -> Vec<TrackedOperation> {
     state.tracked.iter().filter(|tracked| tracked.tracker.is_overdue()).cloned().collect()
+}
+
+/// When the watchdog looks for threads that have waited for long.
+#[derive(Debug, Default)]
+struct Waits {
+    next: Option<Instant>,
+}
+
+impl Waits {
+    /// Wakes threads that have waited for the same start since the last look, and returns the time
+    /// until the next look if threads wait.
+    ///
+    /// Such a thread then finds out whether it is time to tell its call to other ranks. It parks
+    /// without a timer of its own, because a timer makes each sleep longer by about a microsecond.
+    fn look(&mut self, state: &State) -> Option<Duration> {
+        let now = Instant::now();
+        if let Some(next) = self.next.filter(|next| *next > now) {
+            return Some(next - now);
+        }
+
+        let mut is_any = false;
+        for tracked in state.tracked.iter().filter(|tracked| tracked.tracker.is_blocked()) {
+            is_any = true;
+            if tracked.tracker.has_waited_for_long() {
+                tracked.wakers.iter().for_each(Waker::wake_by_ref);
+            }
+        }
+        self.next = is_any.then_some(now + WAITS_INTERVAL);
+        is_any.then_some(WAITS_INTERVAL)
+    }
 }
 
 fn next_due(state: &MutexGuard<'_, State>) -> Option<Duration> {

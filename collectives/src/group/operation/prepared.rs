@@ -21,7 +21,8 @@ use crate::run::buffers::Start;
 use crate::run::executor::{Executor, StartFailure};
 use crate::trace::TracedStart;
 
-/// If a peer is late by seconds, a wait may take up to this much longer, because the thread sleeps between polls.
+/// Maximum time that a waiting thread sleeps between two polls. If a peer is late by seconds, a
+/// wait may take up to this much longer.
 const NAP_MAX: Duration = Duration::from_millis(10);
 const COMPLETION: &str = "the completion of a start";
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
@@ -56,6 +57,7 @@ impl Prepared {
         let lanes = || executor.lanes().iter();
         let wakers = lanes().map(|lane| lane.queue.waker()).collect();
         let park_misses_events = executor.park_misses_events();
+
         let queues = lanes().find_map(|lane| lane.queue.caps().shared_queues);
         let executor = Arc::new(Mutex::new(executor));
         shared.enter(&tracker, &executor, wakers, queues);
@@ -75,7 +77,7 @@ impl Prepared {
         self.shared.check()
     }
 
-    /// Notes that this rank has refused a start, for ranks that ask what it waits for.
+    /// Records that this rank has refused a start, for ranks that ask what it waits for.
     pub(crate) fn note_refusal(&self, error: &Error) {
         self.shared.refusal.note(error);
     }
@@ -92,6 +94,7 @@ impl Prepared {
         self.executor().traced()
     }
 
+    /// Waits until all starts are complete.
     pub(crate) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
         let (started, done) = {
             let executor = self.executor();
@@ -102,6 +105,7 @@ impl Prepared {
             let one = (!self.tracker.is_on_stream()).then(|| Deadline::after(timeout));
             return self.wait(started, one);
         }
+
         if self.shared.check().is_err() {
             return self.fail();
         }
@@ -109,23 +113,28 @@ impl Prepared {
         Ok(())
     }
 
-    /// Waits until nothing of the earlier starts is left to submit, so that [`resize`](Self::resize) can follow. Returns the
-    /// number of these starts, and whether they are complete.
+    /// Waits until nothing of the earlier starts is left to submit, so that
+    /// [`resize`](Self::resize) can follow. Returns the number of these starts, and whether they
+    /// are complete.
     pub(crate) fn prepare_resize(&mut self, timeout: Duration) -> Result<(u64, bool), Error> {
+        // `settle` locks the executor again, so the lock ends here.
         let (is_armed, is_submitted, started, is_done) = {
             let executor = self.executor();
             let (started, done) = (executor.started(), executor.done());
             (executor.is_armed(), executor.has_submitted_all(), started, done >= started)
         };
+
         if is_armed {
             let text = "a thread replays a captured start of the operation, which cannot be resized then; prepare another \
                         operation for other lengths";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+
         if is_submitted {
             self.shared.check()?;
             return Ok((started, is_done));
         }
+
         self.settle(timeout)?;
         Ok((started, true))
     }
@@ -133,6 +142,7 @@ impl Prepared {
     /// Changes the copies of the start after `started` to those of a layout.
     pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout, started: u64) {
         let mut executor = self.executor();
+        // Other executors of the operation may have made starts since the last one of this.
         if executor.started() < started {
             executor.skip_to(started);
             self.tracker.skip_to(started);
@@ -156,9 +166,11 @@ impl Prepared {
     pub(crate) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
         self.shared.check()?;
         if !self.executor().is_submitted() {
-            // Without this wait, the rest of an eager start that met a full queue would be put onto the stream.
+            // Without this wait, the rest of an eager start that met a full queue would be put onto
+            // the stream.
             self.settle(timeout)?;
         }
+
         let enqueued = self.enqueue_on(&mut self.executor(), stream, timeout);
         match enqueued {
             Ok(start) => return Ok(start),
@@ -214,12 +226,15 @@ impl Prepared {
     }
 
     fn enqueue(&self, executor: &mut Executor) -> Result<(), StartFailure> {
-        // What is complete is asked only if there is no room, because a start must not wait for the answer.
+        // The engines are asked what is complete only if there is no room, because a start must not
+        // wait for the answer.
         executor.submit().map_err(StartFailure::Broken)?;
+
         while !executor.is_submitted() {
             executor.drive().map_err(StartFailure::Broken)?;
             let closed = self.shared.close_done(&self.tracker, executor);
             closed.map_err(StartFailure::Broken)?;
+
             if executor.is_submitted() {
                 break;
             }
@@ -229,6 +244,7 @@ impl Prepared {
             if self.tracker.is_overdue() {
                 return Err(StartFailure::Overdue);
             }
+
             executor.park(ROOM_PARK_MAX).map_err(StartFailure::Broken)?;
         }
         Ok(())
@@ -252,10 +268,12 @@ impl Prepared {
     ) -> Poll<Result<(), Error>> {
         self.tracker.event().set_waker(waker);
         self.shared.observe(&self.tracker)?;
-        // After the waker is set, so that a completion in between is not missed.
+
+        // This comes after the waker is set, so that a completion in between is not missed.
         if self.poll(epoch)? {
             return Poll::Ready(Ok(()));
         }
+
         self.check_late(epoch, Some(deadline))?;
         Poll::Pending
     }
@@ -276,10 +294,12 @@ impl Prepared {
             Some(deadline) => deadline.has_passed().then(|| deadline.timeout()),
             None => self.tracker.is_overdue().then(|| self.tracker.timeout()),
         };
+
         if let Some(timeout) = overdue {
             self.shared.raise_late(&self.tracker, timeout);
             return self.fail();
         }
+
         if self.shared.has_any_left() && self.misses_left_rank(epoch)? {
             return self.fail();
         }
@@ -287,13 +307,15 @@ impl Prepared {
     }
 
     fn has_completed(&self, done: u64, epoch: u64) -> Result<bool, Error> {
-        // The completion was read before this check, and may be one that peers have only signalled because the group has ended.
+        // The completion was read before this check, and may be one that peers have only signalled
+        // because the group has ended.
         if self.shared.check().is_err() && !self.outlasts_end(epoch) {
             return self.fail();
         }
         if done < epoch {
             return Ok(false);
         }
+
         if self.differs(epoch) {
             return self.fail();
         }
@@ -309,12 +331,15 @@ impl Prepared {
 
     /// Ends the group if another rank has made the start `epoch` with other lengths or places.
     ///
-    /// [`Shared::close_done`] has compared the flags that the host can load, so this is for those on a device.
+    /// [`Shared::close_done`] has compared the flags that the host can load, so this is for those
+    /// on a device.
     fn differs(&self, epoch: u64) -> bool {
         let record = self.checks_starts.then(|| self.tracker.mismatch(epoch, true)).flatten();
         record.map(|record| self.shared.raise(record)).is_some()
     }
 
+    /// Waits until the start is complete.
+    ///
     /// Without `deadline`, every start up to this one keeps its own deadline.
     pub(crate) fn wait(&self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         self.wait_until(epoch, deadline, None).map(drop)
@@ -331,7 +356,8 @@ impl Prepared {
         self.wait_blocked(epoch, (deadline, limit), &mut Patience::new(self.tracker.rank()))
     }
 
-    /// Waits for a part of the time in which the start may complete, as [`OwnedStart::wait_part`](super::OwnedStart::wait_part).
+    /// Waits for a part of the time in which the start may complete, as
+    /// [`OwnedStart::wait_part`](super::OwnedStart::wait_part).
     pub(crate) fn wait_part(
         &self,
         epoch: u64,
@@ -347,6 +373,7 @@ impl Prepared {
         Ok(is_complete)
     }
 
+    /// Polls until the start is complete, and returns whether it was before `limit` passed.
     fn wait_blocked(
         &self,
         epoch: u64,
@@ -356,6 +383,8 @@ impl Prepared {
         let mut backoff = Backoff::new(NAP_MAX);
         // Whether no park of one engine covers all events that this thread waits for.
         let mut polls_several = self.park_misses_events;
+        let mut is_noted = false;
+
         loop {
             let polled_at = polls_several.then(Instant::now);
             let progress = self.drive()?;
@@ -363,18 +392,25 @@ impl Prepared {
                 return Ok(true);
             }
             self.check_late(epoch, deadline)?;
+
             let left = limit.map_or(Duration::MAX, |limit| limit.remaining());
             if left.is_zero() {
                 return Ok(false);
             }
-            let (is_over, until_look) = patience.look();
-            if is_over {
+
+            // A call that takes long is told to all ranks, so that ranks in different calls find
+            // out. The watchdog wakes this thread for it.
+            if patience.look().0 {
                 self.shared.tell_call();
             }
-            let left = left.min(until_look);
+            if !std::mem::replace(&mut is_noted, true) {
+                self.shared.note_wait();
+            }
+
+            // Peers may wait for other operations of this rank first.
             polls_several = self.shared.drive_others(&self.tracker) || self.park_misses_events;
             match polled_at {
-                // The watchdog keeps the deadline and wakes the parked thread. The thread itself tells when it waits for long.
+                // The watchdog keeps the deadline and wakes the parked thread.
                 _ if !polls_several => self.executor().park(left)?,
                 _ if progress.progressed => backoff.reset(),
                 Some(polled_at) => match backoff.nap(polled_at) {
@@ -387,11 +423,14 @@ impl Prepared {
         }
     }
 
+    /// Ends the group if the start is not complete and waits for a rank that has left, and returns
+    /// whether it is so.
     fn misses_left_rank(&self, epoch: u64) -> Result<bool, Error> {
         // The signals of a rank arrive before its goodbye, so this poll sees all of them.
         if self.poll(epoch)? {
             return Ok(false);
         }
+
         let record = self.tracker.left(|rank| self.shared.has_left(rank));
         Ok(record.map(|record| self.shared.raise(record)).is_some())
     }
@@ -404,6 +443,7 @@ impl Prepared {
                 Ok(Progress { done, progressed })
             })
         };
+
         self.tracker.tell_complete();
         driven.or_else(|error| {
             self.shared.raise(self.shared.broken(&self.tracker, &error));
@@ -426,7 +466,9 @@ impl Drop for Prepared {
             let remaining = self.tracker.deadline().remaining();
             let _ = self.settle(remaining);
         }
-        // After a group was closed well, its ranks write to each other's memory no more than while it is open.
+
+        // After a group was closed well, its ranks write to each other's memory no more than while
+        // it is open.
         let is_well = self.shared.is_well();
         let started = self.started();
         // Every signal that peers have sent was waited for, unless a start is still open.
@@ -442,7 +484,8 @@ impl Drop for Prepared {
 
         let is_abandoned = is_well && self.tracker.closed() < started;
         if is_abandoned {
-            // The thread panics, or the engine has failed. Peers go on with the start and write to the memory.
+            // The thread panics, or the engine has failed. Peers go on with the start and write to
+            // the memory.
             self.tracker.abandon();
         }
         if !is_well || is_abandoned {
@@ -451,6 +494,7 @@ impl Drop for Prepared {
 
         let mut executor = self.executor();
         executor.release();
+
         // The watchdog goes on to release graphs that may still run.
         if is_well || !self.tracker.is_captured() {
             self.shared.remove(&self.tracker);
