@@ -20,12 +20,12 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("Peerlane runs on Linux only");
 
-mod bound;
 #[doc(hidden)]
 pub mod collective_error;
 mod command;
 mod deadline;
 mod dynamic;
+mod dynamic_engine;
 mod element;
 mod engine;
 mod error;
@@ -36,12 +36,12 @@ mod rank;
 mod reduction;
 pub mod wire;
 
-pub use bound::BoundRegions;
 pub use command::{
     Command, Commands, Direction, FlagValues, RegionFlag, RegionOffset, Regions, StartValues,
 };
 pub use deadline::Deadline;
-pub use dynamic::{DynEngine, DynError, DynFabric, DynImport, DynKey};
+pub use dynamic::{DynError, DynFabric, DynImport, DynKey};
+pub use dynamic_engine::{BoundRegions, DynEngine};
 pub use element::{DType, ElementKind, UnknownName};
 pub use engine::{
     At, Caps, CopyEngine, Flag, Op, Reducer, Rows, SharedQueues, Stream, StreamOrdered, Ticket,

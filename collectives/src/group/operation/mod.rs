@@ -42,7 +42,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{DynRegion, ErrorKind, Rank, Stream};
+use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Stream};
 
 pub use access::Received;
 pub use builder::{Matrix, OperationBuilder, OperationDescription};
@@ -124,7 +124,30 @@ struct State {
     uses: Option<WindowUse>,
 }
 
+/// A start of the host, and the time at which the group ends if it is not complete.
+#[derive(Clone, Copy, Debug)]
+struct OpenStart {
+    epoch: u64,
+    deadline: Deadline,
+}
+
 impl State {
+    /// Starts the operation after its earlier starts are complete.
+    fn start(&mut self) -> Result<OpenStart, Error> {
+        self.settle()?;
+
+        let deadline = Deadline::after(self.timeout);
+        // Held until the start is open.
+        let begun = begin_use(&self.uses, &self.prepared, false)?;
+        let epoch = self.prepared.start(deadline)?;
+        drop(begun);
+        Ok(OpenStart { epoch, deadline })
+    }
+
+    fn wait(&self, start: OpenStart) -> Result<(), Error> {
+        self.prepared.wait(start.epoch, Some(start.deadline))
+    }
+
     fn start_on<S: Stream>(&mut self, stream: &S) -> Result<Start, Error> {
         // Held until the start is open.
         let begun = begin_use(&self.uses, &self.prepared, true)?;
@@ -200,7 +223,8 @@ impl<T> Operation<T> {
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) and
     /// [`PeerLost`](peerlane_hal::ErrorKind::PeerLost), which name the rank; either ends the group.
     pub fn run(&mut self) -> Result<(), Error> {
-        self.start()?.wait()
+        let start = self.state.start()?;
+        self.state.wait(start)
     }
 
     /// Enqueues the operation on the caller's stream and returns at once. Collective.

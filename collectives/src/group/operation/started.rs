@@ -9,45 +9,8 @@ use std::task::{Context, Poll};
 
 use peerlane_hal::{Deadline, ErrorKind};
 
-use super::{Operation, State, begin_use};
+use super::{OpenStart, Operation, State};
 use crate::error::Error;
-
-/// A start and the time at which the group ends if it is not complete.
-#[derive(Clone, Copy, Debug)]
-struct Start {
-    epoch: u64,
-    deadline: Deadline,
-}
-
-impl Start {
-    /// Starts an operation after its earlier starts are complete.
-    fn new(state: &mut State) -> Result<Self, Error> {
-        state.settle()?;
-
-        let deadline = Deadline::after(state.timeout);
-        // Held until the start is open.
-        let begun = begin_use(&state.uses, &state.prepared, false)?;
-        let epoch = state.prepared.start(deadline)?;
-        drop(begun);
-        Ok(Self { epoch, deadline })
-    }
-
-    fn wait(self, state: &mut State) -> Result<(), Error> {
-        state.prepared.wait(self.epoch, Some(self.deadline))
-    }
-
-    fn wait_until(self, state: &mut State, limit: Deadline) -> Result<bool, Error> {
-        state.prepared.wait_until(self.epoch, Some(self.deadline), Some(limit))
-    }
-
-    fn wait_part(self, state: &mut State, part: Deadline) -> Result<bool, Error> {
-        state.prepared.wait_part(self.epoch, Some(self.deadline), part)
-    }
-
-    fn poll_future(self, state: &mut State, context: &Context<'_>) -> Poll<Result<(), Error>> {
-        state.prepared.poll_future(self.epoch, self.deadline, context.waker())
-    }
-}
 
 impl<T> Operation<T> {
     /// Starts the operation and returns a handle by which the caller waits for its completion.
@@ -66,7 +29,7 @@ impl<T> Operation<T> {
     /// # Errors
     /// As [`run`](Self::run).
     pub fn start(&mut self) -> Result<Started<'_, T>, Error> {
-        let start = Start::new(&mut self.state)?;
+        let start = self.state.start()?;
         Ok(Started { operation: self, start })
     }
 
@@ -76,7 +39,7 @@ impl<T> Operation<T> {
     /// # Errors
     /// As [`run`](Self::run). The operation is dropped then.
     pub fn into_started(mut self) -> Result<OwnedStart<T>, Error> {
-        let start = Start::new(&mut self.state)?;
+        let start = self.state.start()?;
         Ok(OwnedStart { operation: Some(self), start })
     }
 }
@@ -88,7 +51,7 @@ impl<T> Operation<T> {
 #[must_use = "a start is finished by `wait` or `.await`"]
 pub struct Started<'a, T> {
     operation: &'a mut Operation<T>,
-    start: Start,
+    start: OpenStart,
 }
 
 impl<T> Started<'_, T> {
@@ -97,7 +60,7 @@ impl<T> Started<'_, T> {
     /// # Errors
     /// As [`Operation::run`].
     pub fn wait(self) -> Result<(), Error> {
-        self.start.wait(&mut self.operation.state)
+        self.operation.state.wait(self.start)
     }
 
     /// Waits until the output of the operation is complete, but not longer than until `limit`.
@@ -108,7 +71,11 @@ impl<T> Started<'_, T> {
     /// # Errors
     /// As [`Operation::run`].
     pub fn wait_until(&mut self, limit: Deadline) -> Result<bool, Error> {
-        self.start.wait_until(&mut self.operation.state, limit)
+        self.operation.state.prepared.wait_until(
+            self.start.epoch,
+            Some(self.start.deadline),
+            Some(limit),
+        )
     }
 
     /// Returns whether the output of the operation is complete, without blocking.
@@ -143,7 +110,7 @@ impl<T> Future for Started<'_, T> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { operation, start } = self.get_mut();
-        start.poll_future(&mut operation.state, context)
+        operation.state.prepared.poll_future(start.epoch, start.deadline, context.waker())
     }
 }
 
@@ -156,7 +123,7 @@ impl<T> Future for Started<'_, T> {
 pub struct OwnedStart<T> {
     /// `None` after the future has returned the operation.
     operation: Option<Operation<T>>,
-    start: Start,
+    start: OpenStart,
 }
 
 impl<T> OwnedStart<T> {
@@ -181,7 +148,7 @@ impl<T> OwnedStart<T> {
     /// As [`Operation::run`].
     pub fn wait(mut self) -> Result<Operation<T>, Error> {
         let start = self.start;
-        start.wait(self.state()?)?;
+        self.state()?.wait(start)?;
         Ok(self.operation.take().expect("checked above"))
     }
 
@@ -191,7 +158,7 @@ impl<T> OwnedStart<T> {
     /// As [`Operation::run`].
     pub fn wait_until(&mut self, limit: Deadline) -> Result<bool, Error> {
         let start = self.start;
-        start.wait_until(self.state()?, limit)
+        self.state()?.prepared.wait_until(start.epoch, Some(start.deadline), Some(limit))
     }
 
     /// Waits until the output of the operation is complete, or until `part` passes, so that the
@@ -205,7 +172,7 @@ impl<T> OwnedStart<T> {
     /// As [`Operation::run`].
     pub fn wait_part(&mut self, part: Deadline) -> Result<bool, Error> {
         let start = self.start;
-        start.wait_part(self.state()?, part)
+        self.state()?.prepared.wait_part(start.epoch, Some(start.deadline), part)
     }
 
     /// Returns whether the output of the operation is complete, without blocking.
@@ -238,7 +205,7 @@ impl<T> Future for OwnedStart<T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let own = self.get_mut();
         let start = own.start;
-        match start.poll_future(own.state()?, context)? {
+        match own.state()?.prepared.poll_future(start.epoch, start.deadline, context.waker())? {
             Poll::Ready(()) => Poll::Ready(Ok(own.operation.take().expect("checked above"))),
             Poll::Pending => Poll::Pending,
         }
