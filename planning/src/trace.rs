@@ -54,9 +54,10 @@ pub struct TracedStep {
     /// The step of the plan that was executed.
     ///
     /// A copy in several pieces has several traced steps. Puts of neighboring bytes that are one
-    /// copy have one, that of the first put.
+    /// copy have one, that of the first put. Additions to one target that are one reduction have
+    /// one, that of the first contribution.
     pub step: Step,
-    /// The number of bytes of the copy; 0 for a signal or a wait.
+    /// The number of bytes of the copy, or of the result of a reduction; 0 for a signal or a wait.
     pub bytes: u64,
     /// The time at which the step was submitted to the engine or first polled.
     pub submitted_ns: u64,
