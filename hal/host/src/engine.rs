@@ -40,8 +40,6 @@ pub struct Engine {
     options: Options,
     state: EngineState<Error>,
     streaming_bytes_min: u64,
-    /// The ops of the slice that is being submitted.
-    resolved: Vec<QueuedOp>,
     queue: VecDeque<Entry>,
     sources: Sources,
     tickets: TicketCounter,
@@ -112,7 +110,6 @@ impl Engine {
     ) -> Self {
         Self {
             streaming_bytes_min,
-            resolved: Vec::with_capacity(options.caps.slice_ops_max),
             queue: VecDeque::with_capacity(options.queue_ops),
             sources: Sources::default(),
             tickets: TicketCounter::with_capacity(options.queue_ops),
@@ -363,11 +360,16 @@ unsafe impl CopyEngine for Engine {
         self.state.check_slice(ops)?;
         self.tickets.check_room(self.queue.len(), ops.len())?;
 
-        // The last check precedes all changes, so that the queue takes the whole slice or nothing.
-        self.resolved.clear();
+        // The queue takes the whole slice or nothing, so the ops before one that is refused go again.
+        let (queued, ticket) = (self.queue.len(), Ticket(self.tickets.last().0 + 1));
         for op in ops {
-            let op = self.resolve(op)?;
-            self.resolved.push(op);
+            match self.resolve(op) {
+                Ok(op) => self.queue.push_back(Entry { ticket, op }),
+                Err(error) => {
+                    self.queue.truncate(queued);
+                    return Err(error);
+                }
+            }
         }
 
         let count = u32::try_from(ops.len()).expect("a slice has fewer than 2^32 ops");
@@ -378,7 +380,6 @@ unsafe impl CopyEngine for Engine {
                 self.sources.0.extend(sources);
             }
         }
-        self.queue.extend(self.resolved.drain(..).map(|op| Entry { ticket, op }));
 
         self.parker.busy();
         self.run(SUBMIT_BYTES_MAX);
