@@ -360,7 +360,7 @@ unsafe impl CopyEngine for Engine {
         self.state.check_slice(ops)?;
         self.tickets.check_room(self.queue.len(), ops.len())?;
 
-        // The queue takes the whole slice or nothing, so the ops before one that is refused go again.
+        // The queue takes the whole slice or nothing, so what is before a refused op is removed.
         let (queued, ticket) = (self.queue.len(), Ticket(self.tickets.last().0 + 1));
         for op in ops {
             match self.resolve(op) {
