@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use peerlane_toolkit::limits;
 
 use crate::error::Error;
-use crate::group::shared::{Driven, Shared};
+use crate::group::shared::Shared;
+use crate::group::work::Work;
 use crate::run::backoff::Backoff;
 use crate::sleeper::{Announcement, Sleeper};
 
@@ -211,7 +212,7 @@ impl Family {
     }
 
     fn make_progress(&self) {
-        let (mut groups, mut driven): (Vec<Arc<Shared>>, Vec<Driven>) = Default::default();
+        let (mut groups, mut picked): (Vec<Arc<Shared>>, Vec<Arc<dyn Work>>) = Default::default();
         let mut backoff = Backoff::new(NAP_MAX);
         while !self.closed.load(Ordering::Acquire) {
             // Before the look: a start that is opened behind the look finds it, and wakes the thread.
@@ -221,12 +222,11 @@ impl Family {
             let polled_at = Instant::now();
             for group in groups.drain(..) {
                 let all = self.drives_all.load(Ordering::SeqCst) > 0;
-                group.pick_driven(all, &mut driven);
-                let has_messages = all && group.drive_channels();
-                is_idle &= driven.is_empty() && !has_messages;
-                progressed |= group.drive_picked(&driven);
+                group.pick_for_thread(all, &mut picked);
+                is_idle &= picked.is_empty();
+                progressed |= group.drive_picked(&picked);
                 // What is dropped meanwhile ends here, and not with the next start.
-                driven.clear();
+                picked.clear();
             }
             if is_idle {
                 self.progress.sleep(SLEEP_MAX);

@@ -42,6 +42,7 @@ mod split;
 pub(crate) mod tracker;
 mod watchdog;
 mod window;
+mod work;
 
 use std::fmt;
 use std::sync::Arc;

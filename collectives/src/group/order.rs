@@ -12,14 +12,15 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::Rank;
 use serde::{Deserialize, Serialize};
 
 use super::control;
-use super::shared::{Shared, TrackedOperation};
+use super::shared::{Shared, trackers};
+use super::work::Work;
 use crate::bootstrap::{AbortRecord, Cause};
 
 /// A call counts as long after this time. Each further message takes twice as long as the one before.
@@ -221,24 +222,23 @@ impl Order {
     }
 
     /// Returns the call that this rank is in, until it ends.
-    fn current(&self, tracked: &[TrackedOperation]) -> Option<Call> {
+    fn current(&self, work: &[Arc<dyn Work>]) -> Option<Call> {
         if let Some((call, _)) = &self.exchanges().current {
             return Some(call.clone());
         }
         let finishes = self.finishes.load(Ordering::Relaxed);
-        tracked.iter().find_map(|tracked| tracked.tracker.call(finishes))
+        trackers(work).find_map(|tracker| tracker.call(finishes))
     }
 
-    fn has_begun(&self, call: &Call, tracked: &[TrackedOperation]) -> bool {
+    fn has_begun(&self, call: &Call, work: &[Arc<dyn Work>]) -> bool {
         let (operation, epoch) = match call.number {
             CallNumber::Exchange(number) => return self.exchanges().begun > number,
             CallNumber::Start { operation, epoch } => (operation, epoch),
         };
 
         // An operation can have several executors, of which some have made no start, and some may be dropped.
-        let opened = |tracked: &TrackedOperation| tracked.tracker.opened_of(&call.name, operation);
-        let tracked = tracked.iter().filter_map(opened).max();
-        let last = tracked.max(self.dropped().iter().find_map(|last| last.epoch_of(call)));
+        let opened = trackers(work).filter_map(|tracker| tracker.opened_of(&call.name, operation));
+        let last = opened.max().max(self.dropped().iter().find_map(|last| last.epoch_of(call)));
         last.map_or(self.prepared.load(Ordering::Relaxed) >= operation, |last| last >= epoch)
     }
 }
@@ -283,7 +283,7 @@ impl Shared {
         if !self.compares_order() || self.check().is_err() {
             return;
         }
-        let Some(call) = self.order.current(&self.state().tracked) else { return };
+        let Some(call) = self.order.current(&self.state().work) else { return };
         let is_told = self
             .order
             .exchanges()
@@ -307,10 +307,10 @@ impl Shared {
         }
 
         let state = self.state();
-        let current = self.order.current(&state.tracked);
+        let current = self.order.current(&state.work);
         match message {
             Message::Waits(theirs) => {
-                let has_begun = self.order.has_begun(&theirs, &state.tracked);
+                let has_begun = self.order.has_begun(&theirs, &state.work);
                 drop(state);
 
                 // Another message about the same call would tell the others nothing new.
@@ -323,7 +323,7 @@ impl Shared {
             }
             Message::Crosses { rank, theirs, own } => {
                 let is_own = rank == own_rank.0 && current.as_ref() == Some(&theirs);
-                let crosses = is_own && !self.order.has_begun(&own, &state.tracked);
+                let crosses = is_own && !self.order.has_begun(&own, &state.work);
                 drop(state);
 
                 if crosses {
@@ -334,8 +334,8 @@ impl Shared {
     }
 
     /// Returns what this rank does or did last, for a rank that asks, as the words after "rank 1".
-    pub(super) fn call_in_words(&self, tracked: &[TrackedOperation]) -> Option<String> {
-        let current = self.order.current(tracked).map(|call| format!("waits in {call}"));
+    pub(super) fn call_in_words(&self, work: &[Arc<dyn Work>]) -> Option<String> {
+        let current = self.order.current(work).map(|call| format!("waits in {call}"));
         let refused = || self.refusal.text().map(|text| format!("refused its last call: {text}"));
         // All ranks pass on what each of them says.
         current.or_else(refused).map(|words| words.chars().take(WORDS_MAX).collect())

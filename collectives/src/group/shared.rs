@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
-use std::task::Waker;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
@@ -18,19 +17,13 @@ use crate::group::family::Family;
 use crate::group::identity::Identity;
 use crate::group::order::{Order, Patience};
 use crate::group::refusal::Refusal;
-use crate::group::segment::Segment;
 use crate::group::tracker::StartTracker;
 use crate::group::watchdog::Watch;
+use crate::group::work::Work;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
 use crate::run::lane::differing_start;
 use crate::sleeper::Announcement;
-
-/// The engines of a channel, and the memory of its window.
-type KeptChannel = ([Option<Arc<ChannelSide>>; 2], Segment);
-
-/// An operation that a thread drives.
-pub(super) type Driven = (Arc<StartTracker>, Arc<Mutex<Executor>>);
 
 const FINISH_PAUSE: Duration = Duration::from_micros(50);
 
@@ -44,8 +37,8 @@ pub(crate) struct Shared {
     changed: Condvar,
     aborted: AtomicBool,
     has_left: AtomicBool,
+    /// How much of the work is open.
     open: AtomicUsize,
-    has_open_messages: AtomicBool,
     pub(super) watchdog_sleeps: Announcement,
     pub(super) refusal: Refusal,
     pub(super) order: Order,
@@ -55,15 +48,12 @@ pub(crate) struct Shared {
     /// After an abort, peers may still write to the buffers of an operation, so the buffers stay allocated; see
     /// [`quarantine`](Self::quarantine).
     quarantined: Mutex<Vec<TierBuffers>>,
-    /// The same for channels, and their windows.
-    kept_channels: Mutex<Vec<KeptChannel>>,
 }
 
 pub(super) struct State {
     pub(super) control: Control,
     pub(super) closed: Option<Closed>,
-    pub(super) tracked: Vec<TrackedOperation>,
-    pub(super) channels: Vec<Weak<ChannelSide>>,
+    pub(super) work: Vec<Arc<dyn Work>>,
 }
 
 /// How a group came to its end on this rank, unless a record says that it was lost.
@@ -84,27 +74,6 @@ pub(crate) enum Close {
     Alone,
 }
 
-#[derive(Clone)]
-pub(super) struct TrackedOperation {
-    pub(super) tracker: Arc<StartTracker>,
-    executor: Arc<Mutex<Executor>>,
-    pub(super) wakers: Arc<[Waker]>,
-}
-
-impl TrackedOperation {
-    pub(super) fn driven(&self) -> Driven {
-        (Arc::clone(&self.tracker), Arc::clone(&self.executor))
-    }
-
-    pub(super) fn free_executor(&self) -> Option<MutexGuard<'_, Executor>> {
-        match self.executor.try_lock() {
-            Ok(executor) => Some(executor),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-}
-
 impl Shared {
     pub(crate) fn new(
         bootstrap: Box<dyn Bootstrap>,
@@ -119,24 +88,17 @@ impl Shared {
             family,
             identity,
             watch: Mutex::new(Watch::new()),
-            state: Mutex::new(State {
-                control,
-                closed: None,
-                tracked: Vec::new(),
-                channels: Vec::new(),
-            }),
+            state: Mutex::new(State { control, closed: None, work: Vec::new() }),
             changed: Condvar::new(),
             aborted: AtomicBool::new(false),
             has_left: AtomicBool::new(false),
             open: AtomicUsize::new(0),
-            has_open_messages: AtomicBool::new(false),
             watchdog_sleeps: Announcement::default(),
             refusal: Refusal::default(),
             order: Order::default(),
             ends: Mutex::default(),
             children: Mutex::default(),
             quarantined: Mutex::default(),
-            kept_channels: Mutex::default(),
         });
         shared.bootstrap.listen(Arc::new(GroupListener(Arc::downgrade(&shared))));
         shared
@@ -152,20 +114,19 @@ impl Shared {
             _ => Vec::new(),
         };
         let mut state = self.state();
-        let tracked = std::mem::take(&mut state.tracked);
+        let work = std::mem::take(&mut state.work);
         if matches!(notice, Notice::Abort { .. } | Notice::Lost { .. }) {
-            tracked.iter().for_each(|tracked| tracked.tracker.note_outlasting());
+            trackers(&work).for_each(StartTracker::note_outlasting);
         }
-        let channels: Vec<_> = state.channels.iter().filter_map(Weak::upgrade).collect();
         let own = |record: &AbortRecord| {
-            let state = self.rank_state(&tracked, &channels, record);
+            let state = self.rank_state(&work, record);
             // A rank that waits for nothing here may be held up by a wait in another group.
             let is_idle = state.waits.is_empty();
             if is_idle { RankState { waits: elsewhere.clone(), ..state } } else { state }
         };
         let sight = ThroughBootstrap(&*self.bootstrap);
         let action = state.control.receive(Instant::now(), notice, own, &sight);
-        state.tracked = tracked;
+        state.work = work;
         self.after_change(state, action);
     }
 
@@ -180,8 +141,7 @@ impl Shared {
     /// Returns the ranks for which a thread waits in a call of this group, by their numbers in the first group.
     pub(super) fn blocked_on(&self) -> Vec<Rank> {
         let state = self.state();
-        let blocked = state.tracked.iter().filter(|tracked| tracked.tracker.is_blocked());
-        let starts = blocked.flat_map(|tracked| tracked.tracker.missing_writers());
+        let starts = state.work.iter().flat_map(|work| work.blocked_on());
         let ranks = self.bootstrap.missing().into_iter().chain(starts);
         ranks.map(|rank| self.identity.first(rank)).collect()
     }
@@ -218,22 +178,14 @@ impl Shared {
         (cause, me, format!("the engine of rank {me} failed: {error}"))
     }
 
-    fn rank_state(
-        &self,
-        tracked: &[TrackedOperation],
-        channels: &[Arc<ChannelSide>],
-        record: &AbortRecord,
-    ) -> RankState {
+    fn rank_state(&self, work: &[Arc<dyn Work>], record: &AbortRecord) -> RankState {
         let exchange = self.bootstrap.missing().into_iter();
-        let waiting = tracked.iter().filter(|tracked| tracked.tracker.is_waiting());
-        let starts = waiting.flat_map(|tracked| tracked.tracker.missing_writers());
-        let messages = channels.iter().flat_map(|channel| channel.waits());
-        let ranks: BTreeSet<Rank> = exchange.chain(starts).chain(messages).collect();
-        let waits = ranks.into_iter().map(|rank| rank.0).collect();
+        let ranks: BTreeSet<Rank> =
+            exchange.chain(work.iter().flat_map(|work| work.waits())).collect();
         RankState {
-            waits,
-            start: newest_start(tracked, record),
-            call: self.call_in_words(tracked),
+            waits: ranks.into_iter().map(|rank| rank.0).collect(),
+            start: newest_start(work, record),
+            call: self.call_in_words(work),
             seen: self.seen(),
         }
     }
@@ -257,13 +209,11 @@ impl Shared {
         }
         self.changed.notify_all();
         self.family.wake_watchdog();
-        for tracked in &state.tracked {
-            tracked.wakers.iter().for_each(Waker::wake_by_ref);
-        }
-        let observed = state.tracked.iter().filter(|tracked| tracked.tracker.is_observed());
-        let observed: Vec<_> = observed.map(|tracked| Arc::clone(&tracked.tracker)).collect();
+        state.work.iter().for_each(|work| work.wake());
+        let observed: Vec<_> =
+            state.work.iter().filter(|work| work.is_observed()).cloned().collect();
         drop(state);
-        observed.iter().for_each(|tracker| tracker.tell());
+        observed.iter().for_each(|work| work.tell());
         if self.is_aborted() {
             self.tell_end();
         }
@@ -412,8 +362,7 @@ impl Shared {
             return;
         }
         let state = self.state();
-        let (start, call) =
-            (newest_start(&state.tracked, &record), self.call_in_words(&state.tracked));
+        let (start, call) = (newest_start(&state.work, &record), self.call_in_words(&state.work));
         drop(state);
         let own = RankState { waits, start, call, seen: self.seen() };
         self.change(|control, now| control.overdue(now, own, record));
@@ -530,26 +479,28 @@ impl Shared {
         self.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    pub(crate) fn enter(
-        &self,
-        tracker: &Arc<StartTracker>,
-        executor: &Arc<Mutex<Executor>>,
-        wakers: Arc<[Waker]>,
-        queues: Option<SharedQueues>,
-    ) {
-        let (tracker, executor) = (Arc::clone(tracker), Arc::clone(executor));
+    /// Adds work to the list, which keeps it until it is removed.
+    pub(super) fn enter(&self, work: Arc<dyn Work>, queues: Option<SharedQueues>) {
         let mut state = self.state();
         state.control.add_queues(queues);
-        state.tracked.push(TrackedOperation { tracker, executor, wakers });
+        state.work.push(work);
     }
 
     /// The caller must hold the lock of the operation's executor.
     pub(crate) fn remove(&self, tracker: &Arc<StartTracker>) {
         if tracker.due().is_some() {
-            self.open.fetch_sub(1, Ordering::Relaxed);
+            self.count_closed();
         }
         self.order.note_dropped(tracker.last_call());
-        self.state().tracked.retain(|tracked| !Arc::ptr_eq(&tracked.tracker, tracker));
+        let is_of = |work: &Arc<dyn Work>| {
+            work.tracker().is_some_and(|other| std::ptr::eq(other, &**tracker))
+        };
+        self.state().work.retain(|work| !is_of(work));
+    }
+
+    pub(super) fn remove_channel(&self, side: &Arc<ChannelSide>) {
+        let address = Arc::as_ptr(side).cast::<()>();
+        self.state().work.retain(|work| Arc::as_ptr(work).cast::<()>() != address);
     }
 
     /// After an abort, peers may still write to the buffers of an operation, and so may graphs of this rank that are
@@ -559,22 +510,11 @@ impl Shared {
         quarantined.push(buffers);
     }
 
-    pub(super) fn watch_channel(&self, side: &Arc<ChannelSide>) {
-        let mut state = self.state();
-        state.channels.retain(|channel| channel.strong_count() > 0);
-        state.channels.push(Arc::downgrade(side));
-    }
-
     /// Returns whether this group or a subgroup has a channel on this rank.
     pub(super) fn has_channels(&self) -> bool {
-        let is_kept = self.state().channels.iter().any(|channel| channel.strong_count() > 0);
+        let is_kept = self.state().work.iter().any(|work| work.is_channel());
         let children: Vec<_> = self.children().iter().filter_map(Weak::upgrade).collect();
         is_kept || children.iter().any(|child| child.has_channels())
-    }
-
-    pub(super) fn keep_channel(&self, sides: [Option<Arc<ChannelSide>>; 2], window: Segment) {
-        let mut kept = self.kept_channels.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push((sides, window));
     }
 
     /// Wakes the watchdog if it sleeps, so that it checks the messages of channels.
@@ -604,7 +544,7 @@ impl Shared {
     /// The caller must hold the lock of the operation's executor.
     pub(crate) fn open(&self, tracker: &StartTracker, epoch: u64, deadline: Deadline) {
         if tracker.due().is_none() {
-            self.open.fetch_add(1, Ordering::Relaxed);
+            self.count_open();
         }
         tracker.open(epoch, deadline);
         self.refusal.clear();
@@ -645,41 +585,27 @@ impl Shared {
             let was_open = tracker.due().is_some();
             tracker.close(done);
             if was_open && tracker.due().is_none() {
-                self.open.fetch_sub(1, Ordering::Relaxed);
+                self.count_closed();
             }
         }
         Ok(done)
     }
 
+    /// Counts work as open, so that threads that wait move it on.
+    pub(super) fn count_open(&self) {
+        self.open.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_closed(&self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Peers may wait for open operations in another order than this rank, so this rank also makes progress on the
     /// others.
-    pub(crate) fn drive_others(&self, own: &Arc<StartTracker>) -> bool {
-        let starts = self.open.load(Ordering::Relaxed) > 1
-            && self.drive_open(|tracker| !Arc::ptr_eq(tracker, own));
+    pub(crate) fn drive_others(&self, own: &StartTracker) -> bool {
+        let others = self.open.load(Ordering::Relaxed) > 1 && self.drive_open(Some(own));
         let groups = self.family.drive_others(self);
-        self.drive_channels() || starts || groups
-    }
-
-    /// Makes progress on the messages of all channels, and returns whether some are left.
-    pub(super) fn drive_channels(&self) -> bool {
-        // Usually there are none, and a load is cheaper than a swap.
-        let flag = &self.has_open_messages;
-        if !flag.load(Ordering::Relaxed) || !flag.swap(false, Ordering::AcqRel) {
-            return false;
-        }
-        let channels: Vec<_> = self.state().channels.iter().filter_map(Weak::upgrade).collect();
-        // Every channel is driven.
-        let is_open = channels.iter().filter(|channel| channel.drive()).count() > 0;
-        if is_open {
-            self.note_open_messages();
-        }
-        is_open
-    }
-
-    /// Notes that a channel has messages that its engine only moves when it is polled.
-    pub(super) fn note_open_messages(&self) {
-        self.has_open_messages.store(true, Ordering::Release);
-        self.family.wake_progress();
+        others || groups
     }
 
     /// Makes progress on all open starts and messages of the family, and returns whether some are left.
@@ -689,7 +615,7 @@ impl Shared {
     }
 
     pub(super) fn has_open(&self) -> bool {
-        self.open.load(Ordering::Relaxed) > 0 || self.has_open_messages.load(Ordering::Relaxed)
+        self.open.load(Ordering::Relaxed) > 0
     }
 
     /// Has the progress thread drive a start, whose completion its caller is then told.
@@ -704,8 +630,7 @@ impl Shared {
 
     /// Makes progress on the open starts and messages of this group, and returns whether some are left.
     pub(super) fn drive_own(&self) -> bool {
-        let starts = self.open.load(Ordering::Relaxed) > 0 && self.drive_open(|_| true);
-        self.drive_channels() || starts
+        self.open.load(Ordering::Relaxed) > 0 && self.drive_open(None)
     }
 
     pub(crate) fn finish_open(&self, deadline: Deadline) {
@@ -725,35 +650,73 @@ impl Shared {
         self.order.set_finishes(false);
     }
 
-    fn drive_open(&self, picked: impl Fn(&Arc<StartTracker>) -> bool) -> bool {
-        let (mut unfinished, mut broken) = (false, None);
-        for tracked in &self.state().tracked {
-            if tracked.tracker.due().is_none() || !picked(&tracked.tracker) {
-                continue;
-            }
-            if tracked.tracker.is_observed() {
+    /// Moves on what is open, except for the starts of one operation, and returns whether something
+    /// is left.
+    fn drive_open(&self, except: Option<&StartTracker>) -> bool {
+        let is_picked = |work: &Arc<dyn Work>| {
+            let is_except =
+                |other: &StartTracker| except.is_some_and(|own| std::ptr::eq(own, other));
+            work.is_open() && !work.tracker().is_some_and(is_except)
+        };
+
+        let (mut next, mut is_left) = (0, false);
+        loop {
+            // Nothing is driven under the lock of the list. Work that is removed meanwhile moves
+            // others forward, which are then driven at the next call.
+            let state = self.state();
+            let rest = state.work.get(next..).unwrap_or_default();
+            let Some(index) = rest.iter().position(is_picked) else { return is_left };
+            let work = Arc::clone(&rest[index]);
+            drop(state);
+            next += index + 1;
+
+            if work.is_observed() {
                 // The progress thread drives it, and tells its caller without a lock.
-                unfinished = true;
+                is_left = true;
                 continue;
             }
-            let Some(mut executor) = tracked.free_executor() else { continue };
-            let driven =
-                executor.drive().and_then(|_| self.close_done(&tracked.tracker, &executor));
-            match driven {
-                Ok(done) => unfinished |= done < executor.started(),
-                Err(error) => broken = Some(self.broken(&tracked.tracker, &error)),
+            match work.drive(self) {
+                Ok(driven) => is_left |= driven.is_open,
+                Err(record) => self.begin_raise(record),
             }
         }
-        if let Some(record) = broken {
-            self.begin_raise(record);
+    }
+
+    pub(crate) fn drive_by_thread(&self, tracker: &StartTracker) -> Result<(), Error> {
+        tracker.mark_driven_by_thread();
+        self.family.start_progress()
+    }
+
+    /// Adds the work that the progress thread moves on, or all that is open.
+    pub(super) fn pick_for_thread(&self, all: bool, picked: &mut Vec<Arc<dyn Work>>) {
+        let state = self.state();
+        // After an abort nothing is driven any more; it is released.
+        if state.control.record().is_none() && state.closed.is_none() {
+            picked.extend(state.work.iter().filter(|work| work.is_for_thread(all)).cloned());
         }
-        unfinished
+    }
+
+    /// Moves work on, and returns whether some of it has moved.
+    pub(super) fn drive_picked(&self, picked: &[Arc<dyn Work>]) -> bool {
+        let mut has_progressed = false;
+        for work in picked {
+            match work.drive(self) {
+                Ok(driven) => has_progressed |= driven.has_progressed,
+                Err(record) => self.begin_raise(record),
+            }
+        }
+        has_progressed
     }
 }
 
 /// An operation whose starts use several plans is tracked several times.
-fn newest_start(tracked: &[TrackedOperation], record: &AbortRecord) -> Option<SizedStart> {
-    tracked.iter().filter_map(|tracked| tracked.tracker.start_of(record)).max()
+fn newest_start(work: &[Arc<dyn Work>], record: &AbortRecord) -> Option<SizedStart> {
+    trackers(work).filter_map(|tracker| tracker.start_of(record)).max()
+}
+
+/// Returns what is known of the starts of operations.
+pub(super) fn trackers(work: &[Arc<dyn Work>]) -> impl Iterator<Item = &StartTracker> {
+    work.iter().filter_map(|work| work.tracker())
 }
 
 /// What this rank sees of the processes of others through its bootstrap.

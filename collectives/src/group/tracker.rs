@@ -477,10 +477,6 @@ impl StartTracker {
         self.due().map(|_| Start::Eager(self.epoch())).or(replay)
     }
 
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.waiting().is_some()
-    }
-
     pub(super) fn epoch(&self) -> u64 {
         self.closed() + 1
     }

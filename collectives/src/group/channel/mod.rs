@@ -9,6 +9,7 @@ mod message;
 mod open;
 mod stream;
 mod wait;
+mod work;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -519,8 +520,7 @@ impl<T: Element> Channel<T> {
 
         // The waits of the group also poll messages that the host must move.
         if mode == Mode::Host && (queue.caps().polled || queue.is_busy()) {
-            side.is_open.store(true, Ordering::Relaxed);
-            shared.note_open_messages();
+            side.open(shared);
         }
         drop(queue);
 
@@ -580,19 +580,19 @@ impl ChannelSide {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves messages of the host, and returns whether some are left.
-    ///
-    /// The error of an engine is returned by the next call on the channel.
-    pub(super) fn drive(&self) -> bool {
-        if !self.is_open.load(Ordering::Relaxed) {
-            return false;
+    /// Counts the messages as open. The caller must hold the lock of the queue.
+    fn open(&self, group: &Shared) {
+        if !self.is_open.swap(true, Ordering::Relaxed) {
+            group.count_open();
+            group.family.wake_progress();
         }
+    }
 
-        // If another thread uses the engine, that thread moves them.
-        let Ok(mut queue) = self.queue.try_lock() else { return true };
-        let is_open = queue.poll().is_ok() && unfinished_of(&queue) > 0;
-        self.is_open.store(is_open, Ordering::Relaxed);
-        is_open
+    /// Counts the messages as complete. The caller must hold the lock of the queue.
+    fn close(&self, group: &Shared) {
+        if self.is_open.swap(false, Ordering::Relaxed) {
+            group.count_closed();
+        }
     }
 }
 
@@ -610,11 +610,14 @@ impl<T> Drop for Channel<T> {
 
             // A drop cannot return the error of an engine that cannot be released.
             let _ = queue.release();
-        }
+            side.close(&self.shared);
+            drop(queue);
 
-        if !is_well {
-            // Streams and graphs may still wait, and peers may still write.
-            self.shared.keep_channel(self.sides.clone(), self.window.segment.clone());
+            // After the end of the group, streams and graphs may still wait, and peers may still
+            // write, so the group keeps the memory and goes on to release them.
+            if is_well {
+                self.shared.remove_channel(side);
+            }
         }
 
         let Some(mut allocation) = self.allocation.take() else { return };

@@ -134,7 +134,7 @@ fn open<T: Element>(
             host_waits: (0..ranks).map(|_| AtomicU32::new(0)).collect(),
             is_watched: AtomicBool::new(false),
         });
-        shared.watch_channel(&side);
+        shared.enter(Arc::clone(&side) as _, None);
         sides[tier as usize] = Some(side);
     }
 

@@ -3,13 +3,12 @@
 use std::fmt;
 use std::ops::{DerefMut, Range};
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Instant;
 
 use peerlane_hal::{Command, Direction, ErrorKind, Rank, Stream};
 
 use super::{Channel, ChannelSide, CopyRange, Mode, OnStream, StreamWait, StreamWaits, fail};
-use crate::bootstrap::AbortRecord;
 use crate::element::Element;
 use crate::error::Error;
 use crate::plan::Tier;
@@ -233,105 +232,27 @@ impl<T> fmt::Debug for StreamMessages<'_, T> {
 }
 
 impl ChannelSide {
-    pub(in crate::group) fn is_watched(&self) -> bool {
-        self.is_watched.load(Ordering::Acquire)
-    }
-
-    fn stream_waits(&self) -> MutexGuard<'_, StreamWaits> {
+    pub(super) fn stream_waits(&self) -> MutexGuard<'_, StreamWaits> {
         // A panic leaves the state consistent, because each statement changes it as a whole.
         self.stream_waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the other ranks whose signals the host, a stream or a graph waits for.
-    pub(in crate::group) fn waits(&self) -> Vec<Rank> {
-        let host = Rank::all(self.host_waits.len()).zip(&self.host_waits);
-        let host = host.filter(|(_, waits)| waits.load(Ordering::Relaxed) > 0);
-
-        let stream_waits = self.stream_waits();
-        let missing = stream_waits.first().map_or_else(Vec::new, |(waits, _)| {
-            self.missing(waits).map(|wait| wait.flag.peer).collect()
-        });
-
-        let host = host.map(|(peer, _)| peer);
-        host.chain(missing).filter(|peer| *peer != self.rank).collect()
-    }
-
-    fn missing<'w>(&self, waits: &'w [StreamWait]) -> impl Iterator<Item = &'w StreamWait> {
+    pub(super) fn missing<'w>(
+        &self,
+        waits: &'w [StreamWait],
+    ) -> impl Iterator<Item = &'w StreamWait> {
         waits.iter().filter(|wait| {
             let value = self.memory.flag_value(wait.flag, wait.start);
             let least = self.memory.flag_value_in(wait.start);
             value.is_none_or(|value| value < least)
         })
     }
-
-    /// Finds out what is complete, and returns the record of a timeout if messages on a stream or
-    /// in a graph are overdue.
-    ///
-    /// Returns `None` while another thread uses the engine.
-    pub(in crate::group) fn overdue(&self, timeout: Duration) -> Option<AbortRecord> {
-        let mut queue = match self.queue.try_lock() {
-            Ok(queue) => queue,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        let mut stream_waits = self.stream_waits();
-
-        // The error of an engine is returned by the next call on the channel.
-        let done = if queue.poll().is_ok() { queue.done() } else { 0 };
-        while stream_waits.on_stream.front().is_some_and(|front| front.number <= done) {
-            stream_waits.on_stream.pop_front();
-        }
-
-        let replay_wait = match stream_waits.recorded.is_empty() {
-            true => None,
-            false => queue.replay_wait().ok().flatten(),
-        };
-        drop(queue);
-
-        stream_waits.is_replay_waiting = replay_wait.is_some();
-        let is_watched = !stream_waits.on_stream.is_empty() || !stream_waits.recorded.is_empty();
-        self.is_watched.store(is_watched, Ordering::Release);
-
-        let is_late = match stream_waits.on_stream.front() {
-            Some(front) => front.due <= Instant::now(),
-            None => replay_wait.is_some_and(|waited| waited >= timeout),
-        };
-
-        let (waits, is_captured) = stream_waits.first().filter(|_| is_late)?;
-        let (name, rank) = (&self.name, self.rank);
-        let what = if is_captured { "a replayed graph" } else { "a stream" };
-
-        // Without a missing signal, the stream still copies or does earlier work.
-        let first = self.missing(waits).next();
-        let text = match first {
-            Some(StreamWait { signal, flag, .. }) => format!(
-                "{name} did not finish within {timeout:?}: {what} of rank {rank} waited for signal {signal} of rank {}",
-                flag.peer
-            ),
-            None => format!(
-                "{name} did not finish within {timeout:?}: rank {rank} did not complete its copies or earlier work on its stream"
-            ),
-        };
-
-        Some(AbortRecord {
-            by: Some(rank),
-            operation: name.clone(),
-            phase: "signal".to_owned(),
-            ..AbortRecord::timeout(Some(first.map_or(rank, |wait| wait.flag.peer)), text)
-        })
-    }
-
-    /// Lets the waits of streams and graphs pass, and returns whether the engine is drained.
-    pub(in crate::group) fn release(&self) -> bool {
-        let Ok(mut queue) = self.queue.try_lock() else { return false };
-        queue.release().unwrap_or(false)
-    }
 }
 
 impl StreamWaits {
     /// Returns the waits that the oldest incomplete messages contain, and whether they are in a
     /// graph.
-    fn first(&self) -> Option<(&[StreamWait], bool)> {
+    pub(super) fn first(&self) -> Option<(&[StreamWait], bool)> {
         let on_stream = self.on_stream.front().map(|front| (&front.waits[..], false));
         on_stream.or_else(|| self.is_replay_waiting.then_some((&self.recorded[..], true)))
     }

@@ -356,6 +356,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::{Bootstrap as _, in_process};
     use crate::group::Group;
+    use crate::group::work::Work as _;
     use crate::plan::Tier;
 
     const LONG: Duration = Duration::from_secs(60);

@@ -14,6 +14,7 @@ use crate::group::heap::Allocation;
 use crate::group::order::Patience;
 use crate::group::shared::Shared;
 use crate::group::tracker::StartTracker;
+use crate::group::work::Execution;
 use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::run::backoff::Backoff;
@@ -60,7 +61,8 @@ impl Prepared {
 
         let queues = lanes().find_map(|lane| lane.queue.caps().shared_queues);
         let executor = Arc::new(Mutex::new(executor));
-        shared.enter(&tracker, &executor, wakers, queues);
+        let work = Execution::new(Arc::clone(&tracker), Arc::clone(&executor), wakers);
+        shared.enter(Arc::new(work), queues);
         Self { executor, shared, tracker, park_misses_events, checks_starts, allocation }
     }
 
