@@ -172,7 +172,8 @@ pub unsafe extern "C" fn peerlane_group_open(
 /// The strings of the options are NULL or end in zero.
 unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
     check_header(given.header_version)?;
-    let mut options = OpenOptions::default().strict(given.strict);
+    let mut options = OpenOptions::default();
+    let mut group = peerlane::GroupOptions::default().strict(given.strict);
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     if let Some(name) = unsafe { text(given.backend, "backend") }? {
         let backend = name.parse::<Backend>();
@@ -183,16 +184,17 @@ unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
     }
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     if let Some(label) = unsafe { text(given.label, "label") }? {
-        options = options.label(label);
+        group = group.label(label);
     }
     if given.timeout_ms > 0 {
-        options = options.timeout(milliseconds("timeout_ms", given.timeout_ms)?);
+        group = group.timeout(milliseconds("timeout_ms", given.timeout_ms)?);
     }
     let mut start = START_TIMEOUT;
     if given.start_timeout_ms > 0 {
         start = milliseconds("start_timeout_ms", given.start_timeout_ms)?;
-        options = options.start_timeout(start);
+        group = group.start_timeout(start);
     }
+    options = options.group(group);
 
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     let Some(hub) = (unsafe { text(given.hub, "hub") })? else {

@@ -11,7 +11,9 @@ use peerlane::bootstrap::tcp::{self, HubOptions, TcpBootstrap};
 use peerlane::collective::Collective;
 use peerlane::group::{GroupEnd, Matrix};
 use peerlane::hal::{BackendId, Space};
-use peerlane::{Backend, BlockLens, DType, Deadline, Error, OpenOptions, Operator, Rank};
+use peerlane::{
+    Backend, BlockLens, DType, Deadline, Error, GroupOptions, OpenOptions, Operator, Rank,
+};
 use peerlane_bindings::{Request, check_process};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -253,7 +255,8 @@ impl Group {
 
         // What is not set keeps the default of the options.
         let parse = |name: &str| name.parse::<Backend>().map_err(|error| raised(&error));
-        let mut options = OpenOptions::default().strict(strict);
+        let mut options = OpenOptions::default();
+        let mut group = GroupOptions::default().strict(strict);
         if let Some(name) = &backend {
             options = options.backend(parse(name)?);
         }
@@ -264,17 +267,18 @@ impl Group {
             options = options.device(device);
         }
         if let Some(label) = text_if_any("label", label)? {
-            options = options.label(label);
+            group = group.label(label);
         }
 
         let timeout = seconds("timeout", timeout)?;
         let start = seconds("start_timeout", start_timeout)?;
         if let Some(timeout) = timeout {
-            options = options.timeout(timeout);
+            group = group.timeout(timeout);
         }
         if let Some(start) = start {
-            options = options.start_timeout(start);
+            group = group.start_timeout(start);
         }
+        options = options.group(group);
 
         // Without a hub, the launcher decides the number of ranks, and `ranks` is the expected one.
         if let (Some(ranks), None) = (ranks, &hub) {
@@ -312,7 +316,7 @@ impl Group {
 
         let secret = self::secret(secret.as_deref())?;
         let group = long(py, move || {
-            // A bootstrap has no options, so this is the default of `OpenOptions::start_timeout`.
+            // A bootstrap has no options, so this is the default of `OpenOptions::group`.
             let deadline = || {
                 let longer = Duration::from_secs(120).max(timeout.unwrap_or_default());
                 Deadline::after(start.unwrap_or(longer))

@@ -148,7 +148,9 @@ pub struct Fabrics {
     pub local: DynFabric,
     /// The fabric between nodes; `None` if the local fabric connects all ranks.
     pub network: Option<DynFabric>,
-    pub(super) group_options: GroupOptions,
+    /// The options of the group, with the topology that was chosen; a caller can set others before
+    /// [`into_group`](Self::into_group).
+    pub group: GroupOptions,
 }
 
 impl Fabrics {
@@ -158,8 +160,8 @@ impl Fabrics {
     /// As [`GroupOptions::open`].
     pub fn into_group(self, bootstrap: impl Bootstrap + 'static) -> Result<Group, Error> {
         match self.network {
-            None => self.group_options.open(bootstrap, self.local),
-            Some(network) => self.group_options.open_tiers(bootstrap, self.local, network),
+            None => self.group.open(bootstrap, self.local),
+            Some(network) => self.group.open_tiers(bootstrap, self.local, network),
         }
     }
 }

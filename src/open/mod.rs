@@ -1,7 +1,7 @@
 //! Opens a group of ranks on the best fabrics of the machine.
 //!
-//! [`from_env`] is enough for most programs. [`OpenOptions`] names a backend, a device or a timeout
-//! instead. [`Group::selection`] says what was chosen and why. A [`Survey`] shows what the machine has
+//! [`from_env`] is enough for most programs. [`OpenOptions`] names a backend, a device or the options
+//! of the group instead. [`Group::selection`] says what was chosen and why. A [`Survey`] shows what the machine has
 //! without opening anything.
 
 use std::collections::BTreeSet;
@@ -26,8 +26,6 @@ use rank_devices::RankDevices;
 pub use survey::{Backend, Device, NoGpus, Survey};
 use survey::{GpuCount, choose, gpus_text};
 
-/// The timeout of operations, unless the caller sets one.
-const TIMEOUT: Duration = Duration::from_secs(30);
 /// The least time for which ranks wait for each other when they start, unless the caller sets one.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -62,7 +60,7 @@ struct Choice {
     reasons: Vec<String>,
 }
 
-/// Options for opening a group, such as its backend and timeout.
+/// Options for opening a group, such as its backend and device.
 ///
 /// By default, the ranks of a machine use its GPUs, one each, or host memory if it has no driver or no GPU. Unless the caller names
 /// a [backend](Self::backend), it is an error on all ranks if a driver does not work, or if one rank sees no GPU and another does,
@@ -82,14 +80,10 @@ struct Choice {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    label: Option<String>,
+    group: GroupOptions,
     backend: Option<Backend>,
     device: Option<u32>,
     network: Option<Backend>,
-    topology: Option<Topology>,
-    timeout: Option<Duration>,
-    start_timeout: Option<Duration>,
-    strict: bool,
     fabrics: FabricOptions,
     ranks: Option<usize>,
     /// Why the group has one rank; empty if a launcher or the caller has set the number.
@@ -97,10 +91,27 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Names the group in the errors of this rank, as [`GroupOptions::label`].
+    /// Sets the options of the group, such as its timeout and topology.
+    ///
+    /// By default, the timeout for opening the group is 120 s, or that of operations if that is
+    /// longer. Launchers start ranks far apart, and drivers take seconds to start, so it should be
+    /// longer than the timeout of operations. With
+    /// [`strict`](GroupOptions::strict), it is also an error if a fabric needs a slower fallback.
+    ///
+    /// ```
+    /// # #[cfg(feature = "host")] {
+    /// use std::time::Duration;
+    /// use peerlane::{Backend, GroupOptions, OpenOptions};
+    ///
+    /// let options = GroupOptions::default().timeout(Duration::from_secs(5)).progress_thread(true);
+    /// let group = OpenOptions::default().backend(Backend::Host).group(options).from_env()?;
+    /// group.close()?;
+    /// # }
+    /// # Ok::<(), peerlane::Error>(())
+    /// ```
     #[must_use]
-    pub fn label(mut self, label: impl Into<String>) -> Self {
-        self.label = Some(label.into());
+    pub fn group(mut self, options: GroupOptions) -> Self {
+        self.group = options;
         self
     }
 
@@ -129,14 +140,6 @@ impl OpenOptions {
         self
     }
 
-    /// Sets which ranks form a node; the topology must be equal on all ranks. By default, the ranks of a
-    /// machine are a node.
-    #[must_use]
-    pub fn topology(mut self, topology: Topology) -> Self {
-        self.topology = Some(topology);
-        self
-    }
-
     /// Sets options of the backends, such as the NICs of this rank.
     #[must_use]
     pub fn fabrics(mut self, options: FabricOptions) -> Self {
@@ -144,33 +147,8 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the default timeout of the group's operations; initially 30 s.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the timeout for opening the group, in which all ranks must start; initially 120 s, or the
-    /// [timeout](Self::timeout) of operations if that is longer.
-    ///
-    /// Launchers start ranks far apart, and drivers take seconds to start, so it should be longer than the timeout of operations.
-    #[must_use]
-    pub fn start_timeout(mut self, timeout: Duration) -> Self {
-        self.start_timeout = Some(timeout);
-        self
-    }
-
     fn start_deadline(&self) -> Deadline {
-        let longer = || self.timeout.unwrap_or(TIMEOUT).max(START_TIMEOUT);
-        Deadline::after(self.start_timeout.unwrap_or_else(longer))
-    }
-
-    /// Sets whether using a slower [fallback](crate::group::Fallback) is an error.
-    #[must_use]
-    pub fn strict(mut self, strict: bool) -> Self {
-        self.strict = strict;
-        self
+        Deadline::after(self.group.start_timeout_at_least(START_TIMEOUT))
     }
 
     /// Sets the number of ranks that the group must have; another number is an error, before any wait. By default, every number
@@ -224,7 +202,7 @@ impl OpenOptions {
     /// another number of ranks than [`ranks`](Self::ranks).
     pub fn open_fabrics(self, bootstrap: &impl Bootstrap) -> Result<Fabrics, Error> {
         check_connected_ranks(self.ranks, bootstrap.ranks())?;
-        let (timeout, start) = (self.timeout.unwrap_or(TIMEOUT), self.start_deadline());
+        let start = self.start_deadline();
         let survey = Survey::for_request(self.backend);
         let own = RankDevices::of(&survey, self.backend, bootstrap.host());
         let all = bootstrap.exchange("backends", &own.encode(), start)?;
@@ -243,7 +221,7 @@ impl OpenOptions {
         if let Some(ordinal) = choice.device {
             options.set_device(ordinal);
         }
-        if self.strict {
+        if self.group.is_strict() {
             options.set_strict();
         }
         if all.iter().all(|found| found.host == all[0].host) {
@@ -259,15 +237,9 @@ impl OpenOptions {
             let record = AbortRecord::failed(me, error.kind(), error);
             let _ = bootstrap.abort(&record.encode());
         })?;
-        let group_options =
-            GroupOptions::default().timeout(timeout).strict(self.strict).topology(topology);
-        let group_options = group_options.start_timeout(start.timeout());
-        let group_options = match &self.label {
-            Some(label) => group_options.label(label),
-            None => group_options,
-        };
-        let group_options = group_options.selected(choice.device, choice.reasons);
-        Ok(Fabrics { network, local, group_options })
+        let group = self.group.topology(topology).start_timeout(start.timeout());
+        let group = group.selected(choice.device, choice.reasons);
+        Ok(Fabrics { network, local, group })
     }
 }
 
@@ -307,7 +279,7 @@ fn select(
             own.map(|own| own[index]).or_else(shared).map(|index| gpus[index].ordinal)
         }
     };
-    let topology = options.topology.clone().unwrap_or_else(|| machines.clone());
+    let topology = options.group.given_topology().unwrap_or(&machines).clone();
     let network = select_network(options.network, local, &topology, &machines)?;
     if network == Some(Backend::Rdma) {
         Backend::Rdma.check_built_in()?;
@@ -685,7 +657,8 @@ mod tests {
         in_process::run(4, |bootstrap| {
             let options = OpenOptions::default().backend(Backend::Host);
             let topology = Topology::of_nodes(&[0, 0, 1, 1])?;
-            let mut group = options.topology(topology).open(bootstrap)?;
+            let mut group =
+                options.group(GroupOptions::default().topology(topology)).open(bootstrap)?;
             assert_eq!(group.selection().network, Some(peerlane_hal::BackendId::HOST));
             let mut gather = group.all_gather::<u8>(1).prepare()?;
             gather.input_mut()?[0] = 7;
@@ -709,9 +682,10 @@ mod tests {
                 options.clone().open(bootstrap)?.close()
             })
         };
-        let options = OpenOptions::default().backend(Backend::Host).timeout(timeout);
-        open(&options).unwrap();
-        let error = open(&options.start_timeout(timeout)).unwrap_err();
+        let options = |group| OpenOptions::default().backend(Backend::Host).group(group);
+        let group = GroupOptions::default().timeout(timeout);
+        open(&options(group.clone())).unwrap();
+        let error = open(&options(group.start_timeout(timeout))).unwrap_err();
         assert_eq!((error.kind(), error.peer()), (ErrorKind::Timeout, Some(Rank(1))));
     }
 

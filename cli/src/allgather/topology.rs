@@ -11,7 +11,7 @@ use peerlane::hal::DynFabric;
 use peerlane::open::{Backend, FabricOptions, OpenOptions};
 use peerlane::planning::cost::{Link, Links};
 use peerlane::topology::Topology;
-use peerlane::{Group, Rank};
+use peerlane::{Group, GroupOptions, Rank};
 use peerlane_layers::{ThrottleLayer, Wrapped};
 
 use super::node_options::Network;
@@ -176,13 +176,15 @@ pub(super) fn open(
     backend: Backend,
     device: Option<u32>,
 ) -> Result<Group> {
-    let mut open = OpenOptions::default()
-        .backend(backend)
+    let group = GroupOptions::default()
         .topology(rank_topology.topology.clone())
-        .fabrics(fabric_options(options, rank_topology))
         .timeout(options.run.timeout)
         .start_timeout(options.run.timeout)
         .strict(options.strict);
+    let mut open = OpenOptions::default()
+        .backend(backend)
+        .fabrics(fabric_options(options, rank_topology))
+        .group(group);
     if let Some(ordinal) = device {
         open = open.device(ordinal);
     }

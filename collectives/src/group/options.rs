@@ -141,6 +141,24 @@ impl GroupOptions {
         self
     }
 
+    /// Returns the timeout for opening the group. Without one, that is the timeout of operations, but
+    /// not less than `least`.
+    #[doc(hidden)]
+    pub fn start_timeout_at_least(&self, least: Duration) -> Duration {
+        self.start_timeout.unwrap_or_else(|| self.timeout.max(least))
+    }
+
+    #[doc(hidden)]
+    pub fn is_strict(&self) -> bool {
+        self.strict
+    }
+
+    /// Returns the topology if the caller has set one.
+    #[doc(hidden)]
+    pub fn given_topology(&self) -> Option<&Topology> {
+        self.topology.as_ref()
+    }
+
     /// Opens a group over one fabric that reaches every rank. Collective.
     ///
     /// The ranks exchange addresses and connect.
