@@ -37,8 +37,8 @@ impl Event {
         }
     }
 
-    /// Makes the descriptor readable and wakes the future. The state of the group must not be locked, because the waker may use
-    /// the group.
+    /// Makes the descriptor readable and wakes the future. The state of the group must not be
+    /// locked, because the waker may use the group.
     pub(crate) fn signal(&self) {
         if let Some(descriptor) = self.descriptor.get() {
             // It fails only if the counter is full, and then the descriptor is readable.

@@ -489,7 +489,7 @@ impl Drop for Group {
         self.shared.end_children(Close::Alone);
         self.shared.close(Close::Alone);
         self.shared.family.remove(&self.shared);
-        self.shared.end();
+        watchdog::release_closed(&self.shared);
 
         // Operations, arrays and handles of the end may outlive the group, but its connections and its port do not.
         self.shared.bootstrap.disconnect();

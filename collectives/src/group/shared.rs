@@ -18,7 +18,7 @@ use crate::group::identity::Identity;
 use crate::group::order::{Order, Patience};
 use crate::group::refusal::Refusal;
 use crate::group::tracker::StartTracker;
-use crate::group::watchdog::Watch;
+use crate::group::watchdog::{self, Watch};
 use crate::group::work::Work;
 use crate::run::buffers::TierBuffers;
 use crate::run::executor::Executor;
@@ -263,6 +263,11 @@ impl Shared {
         }
     }
 
+    /// Lets the watchdog look after the group, and returns the time until the next look.
+    pub(super) fn look(&self) -> Duration {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner).look(self)
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Every statement leaves the state whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -432,7 +437,7 @@ impl Shared {
 
             child.close_as(Closed { how, with_parent: true, has_left: true });
             child.family.remove(&child);
-            child.end();
+            watchdog::release_closed(&child);
             child.bootstrap.disconnect();
             if is_open && how == Close::Alone {
                 child.adopt(record);
