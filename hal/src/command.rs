@@ -4,9 +4,8 @@
 //! commands stay as they are: the regions that they name are [bound](crate::DynEngine::bind) to an
 //! engine once, and [`StartValues`] say what differs from start to start.
 
-use crate::dynamic::DynImport;
 use crate::engine::Rows;
-use crate::memory::DynRegion;
+use crate::memory::{DynImport, DynRegion};
 use crate::rank::Rank;
 use crate::reduction::Reduction;
 

@@ -10,11 +10,11 @@ use crate::command::{
     Command, Commands, Direction, FlagValues, Numbered, RegionFlag, RegionOffset, Regions,
     StartValues,
 };
-use crate::dynamic::{DynError, DynImport, WrongType, wrong_type};
+use crate::dynamic_error::{DynError, WrongType, wrong_type};
 use crate::engine::{At, Caps, CopyEngine, Flag, Op, Reducer, Rows, StreamOrdered, Ticket};
 use crate::error::{Error, ErrorKind};
 use crate::key::BackendId;
-use crate::memory::{DynRegion, Region};
+use crate::memory::{DynImport, DynRegion, Region};
 use crate::rank::Rank;
 
 /// The length of a flag in bytes.

@@ -26,6 +26,7 @@ mod command;
 mod deadline;
 mod dynamic;
 mod dynamic_engine;
+mod dynamic_error;
 mod element;
 mod engine;
 mod error;
@@ -40,8 +41,9 @@ pub use command::{
     Command, Commands, Direction, FlagValues, RegionFlag, RegionOffset, Regions, StartValues,
 };
 pub use deadline::Deadline;
-pub use dynamic::{DynError, DynFabric, DynImport, DynKey};
+pub use dynamic::{DynFabric, DynKey};
 pub use dynamic_engine::{BoundRegions, DynEngine};
+pub use dynamic_error::DynError;
 pub use element::{DType, ElementKind, UnknownName};
 pub use engine::{
     At, Caps, CopyEngine, Flag, Op, Reducer, Rows, SharedQueues, Stream, StreamOrdered, Ticket,
@@ -50,7 +52,7 @@ pub use engine::{
 pub use error::{Error, ErrorKind};
 pub use fabric::{EngineRequirements, Fabric, Link, LinkKind};
 pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};
-pub use memory::{DmaBuf, DynRegion, Flush, PeerMemory, Region, Role, Space};
+pub use memory::{DmaBuf, DynImport, DynRegion, Flush, PeerMemory, Region, Role, Space};
 pub use rank::Rank;
 pub use reduction::{NoReduction, Operator, Reduction};
 

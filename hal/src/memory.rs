@@ -326,3 +326,14 @@ impl fmt::Debug for DynRegion {
             .finish_non_exhaustive()
     }
 }
+
+/// A type-erased imported region of any backend. Clones share the import, which ends with the last
+/// of them.
+#[derive(Clone)]
+pub struct DynImport(pub(crate) Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for DynImport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynImport").finish_non_exhaustive()
+    }
+}

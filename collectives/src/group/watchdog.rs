@@ -1,10 +1,10 @@
 //! Looks after the starts of a group: ends the group when an operation is overdue, and releases
 //! waits after its end.
 //!
-//! The watchdog ends the group when a start is overdue. It keeps the deadlines of starts for which
-//! no caller waits, and wakes callers that sleep. After an abort it releases the waits of starts on
-//! streams and of graphs, because no other thread does. A look does not block, because the groups
-//! of a [family](super::family) share the thread.
+//! The watchdog ends the group when a start is overdue. It keeps the deadlines of starts that no
+//! caller waits for, and wakes callers that sleep. After an abort it releases the waits of starts
+//! on streams and of graphs, because no other thread does. A look does not block, because the
+//! groups of a [family](super::family) share the thread.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -11,6 +11,7 @@ use crate::{kernels, workspace};
 use peerlane_rxe_vm::process::{self, Outcome};
 
 mod arrows;
+mod circles;
 mod content;
 mod mirror;
 mod names;
@@ -46,6 +47,7 @@ pub(crate) fn run() -> Outcome {
     let tree = Tree::read(metadata.workspace_root.as_std_path())?;
     let findings = [
         arrows::check(&metadata, &tree),
+        circles::check(&tree),
         mirror::check(&tree),
         names::check(&tree),
         prose::check(&tree),
