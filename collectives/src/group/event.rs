@@ -1,6 +1,7 @@
 //! Tells a caller that waits with a file descriptor or a future that something has happened.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::Waker;
 
@@ -46,7 +47,9 @@ impl Event {
         }
         let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(waker) = waker {
-            waker.wake();
+            // A panic in code of the caller must not end a thread of the group. It has been
+            // printed.
+            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
     }
 

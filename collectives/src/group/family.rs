@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use peerlane_toolkit::limits;
@@ -189,7 +189,9 @@ impl Family {
         self.watchdog.wake();
         self.progress.wake();
         let Threads { watchdog, progress } = std::mem::take(&mut *self.threads());
-        for thread in [watchdog, progress].into_iter().flatten() {
+        // A waker of the caller can drop the group on one of the threads, which then ends by itself.
+        let is_other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
+        for thread in [watchdog, progress].into_iter().flatten().filter(is_other) {
             // A panic there has been printed; there is nobody to hand it to.
             let _ = thread.join();
         }
@@ -236,9 +238,9 @@ impl Family {
             if progressed {
                 backoff.reset();
             } else if let Some(nap) = backoff.nap(polled_at) {
-                std::thread::sleep(nap);
+                thread::sleep(nap);
             } else {
-                std::thread::yield_now();
+                thread::yield_now();
             }
         }
     }

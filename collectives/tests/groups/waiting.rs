@@ -200,6 +200,104 @@ fn a_future_that_is_dropped_in_flight_loses_nothing() {
     });
 }
 
+/// Calls a function once when it is woken, and notes on which thread.
+struct Call {
+    call: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    thread: Mutex<Option<String>>,
+}
+
+impl Call {
+    fn new(call: impl FnOnce() + Send + 'static) -> Arc<Self> {
+        Arc::new(Self { call: Mutex::new(Some(Box::new(call))), thread: Mutex::default() })
+    }
+
+    /// Waits until the function has returned or panicked, and returns the name of the thread.
+    fn wait(&self) -> String {
+        let begun = Instant::now();
+        loop {
+            if let Some(thread) = self.thread.lock().unwrap().take() {
+                return thread;
+            }
+            assert!(begun.elapsed() < SOON, "the waker was not called, or has not returned");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Wake for Call {
+    fn wake(self: Arc<Self>) {
+        let Some(call) = self.call.lock().unwrap().take() else { return };
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+        let name = thread::current().name().unwrap_or_default().to_owned();
+        // Only a panic that the test expects is noted as a call.
+        let is_expected = |panic: &Box<dyn std::any::Any + Send>| panic.is::<&str>();
+        if panicked.as_ref().err().is_none_or(is_expected) {
+            *self.thread.lock().unwrap() = Some(name);
+        }
+        if let Err(panic) = panicked {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// The panic of a waker of a test.
+const EXPECTED: &str = "a waker of a test";
+
+#[test]
+fn a_waker_that_panics_harms_no_later_start() {
+    let has_polled = Barrier::new(2);
+    in_group(2, |group| {
+        let mut gather = group.all_gather::<u32>(LEN).prepare()?;
+        if group.rank() == Rank(1) {
+            for _ in 0..2 {
+                has_polled.wait();
+                gather.run()?;
+            }
+            return Ok(());
+        }
+
+        // The thread that has called the first waker goes on, and calls the second one.
+        for call in [Call::new(|| std::panic::panic_any(EXPECTED)), Call::new(|| ())] {
+            let mut started = gather.start()?;
+            let waker = Waker::from(Arc::clone(&call));
+            let polled = Pin::new(&mut started).poll(&mut Context::from_waker(&waker))?;
+            assert!(polled.is_pending(), "the peer has not started");
+            has_polled.wait();
+            assert_eq!(call.wait(), "peerlane-progress");
+            started.wait()?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_waker_can_drop_the_group() {
+    let has_polled = Barrier::new(2);
+    in_process::run(2, |bootstrap| {
+        let rank = bootstrap.rank();
+        let fabric = host::Fabric::open(rank, bootstrap.ranks())?;
+        let mut group = Group::open(bootstrap, fabric)?;
+        let mut gather = group.all_gather::<u32>(LEN).prepare()?;
+        if rank == Rank(1) {
+            has_polled.wait();
+            // The peer drops its group when the start is complete there, which can end it here.
+            let _ = gather.run();
+            return Ok(());
+        }
+
+        let mut started = gather.into_started()?;
+        let drops = Call::new(move || drop(group));
+        let waker = Waker::from(Arc::clone(&drops));
+        let polled = Pin::new(&mut started).poll(&mut Context::from_waker(&waker))?;
+        assert!(polled.is_pending(), "the peer has not started");
+        has_polled.wait();
+        assert_eq!(drops.wait(), "peerlane-progress");
+        drop(started);
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn a_future_can_be_polled_after_it_was_complete() {
     in_group(1, |group| {
