@@ -299,6 +299,30 @@ fn a_waker_can_drop_the_group() {
 }
 
 #[test]
+fn a_waker_can_drop_the_group_that_has_ended() {
+    let has_polled = Barrier::new(2);
+    in_process::run(2, |bootstrap| {
+        let rank = bootstrap.rank();
+        let fabric = host::Fabric::open(rank, bootstrap.ranks())?;
+        let group = Group::open(bootstrap, fabric)?;
+        if rank == Rank(1) {
+            has_polled.wait();
+            drop(group);
+            return Ok(());
+        }
+
+        let mut end = group.end()?;
+        let drops = Call::new(move || drop(group));
+        let waker = Waker::from(Arc::clone(&drops));
+        assert!(Pin::new(&mut end).poll(&mut Context::from_waker(&waker)).is_pending());
+        has_polled.wait();
+        drops.wait();
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn a_future_can_be_polled_after_it_was_complete() {
     in_group(1, |group| {
         let mut gather = group.all_gather::<u32>(1).prepare()?;
