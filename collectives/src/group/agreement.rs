@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::bootstrap::REFUSAL;
 use crate::bootstrap::message::BLOB_BYTES_MAX;
 use crate::error::Error;
+use crate::group::Group;
 use crate::group::shared::Shared;
 
 #[derive(Debug, Default)]
@@ -212,6 +213,57 @@ pub(super) fn decode<'o, T: Deserialize<'o>>(
         );
         Error::new(ErrorKind::Mismatch, text).with_peer(peer)
     })
+}
+
+impl Group {
+    /// Takes part in a collective call that this rank refuses, and returns the error. Collective.
+    ///
+    /// It is for callers that check arguments before they call the group, such as an interface for another language. The call takes
+    /// the place of the collective call: the other ranks return an error at once that names this rank and has the text of `error`,
+    /// whichever call it is. Nothing has changed then, and the group goes on.
+    ///
+    /// The other ranks' call must be one that exchanges messages, such as the preparation of an operation or a
+    /// [window](Self::window). A start of a prepared operation exchanges none; see [`note_refusal`](Self::note_refusal).
+    ///
+    /// ```
+    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane_collectives::group::Group;
+    /// # use peerlane_host as host;
+    /// use peerlane_collectives::error::Error;
+    /// use peerlane_hal::ErrorKind;
+    ///
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// if group.rank().0 == 1 {
+    ///     let text = "dtype is 99, expected 0 to 13";
+    ///     let _ = group.refuse(Error::new(ErrorKind::InvalidArgument, text));
+    /// } else {
+    ///     let error = group.all_gather::<f32>(3).prepare().unwrap_err();
+    ///     assert_eq!(
+    ///         error.to_string(),
+    ///         "all-gather 1: rank 1 failed (invalid argument): dtype is 99, expected 0 to 13"
+    ///     );
+    /// }
+    /// group.barrier()?;
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
+    pub fn refuse(&mut self, error: Error) -> Error {
+        // The caller learns why its call was refused, even if the others cannot be told: the next call says why.
+        let deadline = Deadline::after(self.timeout());
+        let _ = agree(&self.shared, "refusal", Err(error.clone()), deadline);
+        self.note_refusal(&error);
+        error
+    }
+
+    /// Notes that this rank has refused a collective call that exchanges no messages, such as a start.
+    ///
+    /// The other ranks wait for the start, up to its timeout. They then ask all ranks what they wait for, and the answer of this rank
+    /// contains the text of `error`. The next call of this rank clears it.
+    pub fn note_refusal(&self, error: &Error) {
+        self.shared.refusal.note(error);
+    }
 }
 
 #[cfg(test)]

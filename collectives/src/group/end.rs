@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use crate::error::Error;
 use crate::group::event::Event;
-use crate::group::shared::Shared;
+use crate::group::shared::{GroupState, Shared};
 
 const END: &str = "the end of the group";
 
@@ -41,20 +41,6 @@ const END: &str = "the end of the group";
 pub struct GroupEnd {
     shared: Arc<Shared>,
     event: Arc<Event>,
-}
-
-/// The state of a group on a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum GroupState {
-    /// The ranks can make collective calls.
-    Open,
-    /// All ranks have agreed to close the group, and this one has still connections to others.
-    Leaving,
-    /// The group was closed by all ranks, and this rank holds nothing of it but what operations and handles keep.
-    Closed,
-    /// The group ended by the loss of a rank, by an error, or because this rank dropped it.
-    Ended,
 }
 
 impl GroupEnd {

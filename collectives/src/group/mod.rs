@@ -21,6 +21,7 @@
 
 mod agreement;
 mod buffer;
+mod call;
 mod channel;
 mod control;
 mod end;
@@ -39,6 +40,7 @@ mod segment;
 mod selection;
 pub(crate) mod shared;
 mod split;
+mod start_part;
 pub(crate) mod tracker;
 mod watchdog;
 mod window;
@@ -53,7 +55,7 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Rol
 use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
 pub use channel::{Channel, ChannelReport, CopyRange, Rows, SignalWait, StreamMessages, Turn};
-pub use end::{GroupEnd, GroupState};
+pub use end::GroupEnd;
 use family::DrivesAll;
 use heap::{Allocation, Demand, Heap};
 use operation::Proofs;
@@ -66,6 +68,7 @@ pub use order::Caller;
 pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
 use segment::{Fabrics, Segment};
 pub use selection::Selection;
+pub use shared::GroupState;
 use shared::{Close, Shared};
 use window::WindowUses;
 pub use window::{Unreleased, Window, WindowSlice, WindowSliceMut};

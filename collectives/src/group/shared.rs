@@ -9,13 +9,12 @@ use peerlane_hal::{Deadline, ErrorKind, Rank, SharedQueues};
 
 use crate::bootstrap::{AbortRecord, Bootstrap, Cause, Listener, Notice, ProcessState};
 use crate::error::Error;
-use crate::group::channel::ChannelSide;
+use crate::group::call::Patience;
 use crate::group::control::{Action, Control, RankState, Sight, SizedStart};
-use crate::group::end::GroupState;
 use crate::group::event::Event;
 use crate::group::family::Family;
 use crate::group::identity::Identity;
-use crate::group::order::{Order, Patience};
+use crate::group::order::Order;
 use crate::group::refusal::Refusal;
 use crate::group::tracker::StartTracker;
 use crate::group::watchdog::{self, Watch};
@@ -54,6 +53,20 @@ pub(super) struct State {
     pub(super) control: Control,
     pub(super) closed: Option<Closed>,
     pub(super) work: Vec<Arc<dyn Work>>,
+}
+
+/// The state of a group on a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GroupState {
+    /// The ranks can make collective calls.
+    Open,
+    /// All ranks have agreed to close the group, and this one has still connections to others.
+    Leaving,
+    /// The group was closed by all ranks, and this rank holds nothing of it but what operations and handles keep.
+    Closed,
+    /// The group ended by the loss of a rank, by an error, or because this rank dropped it.
+    Ended,
 }
 
 /// How a group came to its end on this rank, unless a record says that it was lost.
@@ -503,9 +516,10 @@ impl Shared {
         self.state().work.retain(|work| !is_of(work));
     }
 
-    pub(super) fn remove_channel(&self, side: &Arc<ChannelSide>) {
-        let address = Arc::as_ptr(side).cast::<()>();
-        self.state().work.retain(|work| Arc::as_ptr(work).cast::<()>() != address);
+    /// Removes work from the list.
+    pub(super) fn remove_work<W: Work>(&self, work: &Arc<W>) {
+        let address = Arc::as_ptr(work).cast::<()>();
+        self.state().work.retain(|other| Arc::as_ptr(other).cast::<()>() != address);
     }
 
     /// After an abort, peers may still write to the buffers of an operation, and so may graphs of this rank that are

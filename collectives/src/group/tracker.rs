@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{Deadline, Rank, RegionFlag};
 
 use crate::bootstrap::{AbortRecord, Cause};
+use crate::group::call::{Call, Patience};
 use crate::group::control::SizedStart;
 use crate::group::event::Event;
-use crate::group::operation::{PeerLens, StartPart};
-use crate::group::order::{Call, Patience};
+use crate::group::start_part::{PeerLens, StartPart};
 use crate::plan::Tier;
 use crate::run::buffers::{CROSS_TIER_FLAGS, FlagState, OperationBuffers, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};

@@ -616,7 +616,7 @@ impl<T> Drop for Channel<T> {
             // After the end of the group, streams and graphs may still wait, and peers may still
             // write, so the group keeps the memory and goes on to release them.
             if is_well {
-                self.shared.remove_channel(side);
+                self.shared.remove_work(side);
             }
         }
 

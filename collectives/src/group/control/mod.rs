@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::bootstrap::abort::{AbortRecord, Cause};
 use crate::bootstrap::client::RUNNING_ANSWER_TIMEOUT;
 use crate::bootstrap::{Notice, ProcessState};
-use crate::group::order;
+use crate::group::call;
 
 const INQUIRY_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 const INQUIRY_TIMEOUT_MAX: Duration = Duration::from_secs(2);
@@ -49,11 +49,11 @@ const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
 enum Message {
     Inquiry { state: RankState, record: AbortRecord, confirms: bool, limit: Duration },
     Answer(Answer),
-    Order(order::Message),
+    Order(call::Message),
 }
 
 /// Encodes a message about the order of calls.
-pub(super) fn encode_order(message: order::Message) -> Vec<u8> {
+pub(super) fn encode_order(message: call::Message) -> Vec<u8> {
     postcard::to_stdvec(&Message::Order(message)).expect("plain data always encodes")
 }
 
@@ -99,7 +99,7 @@ pub(crate) enum Action {
     /// Compares the calls of another rank with those of this one.
     Order {
         from: Rank,
-        message: order::Message,
+        message: call::Message,
     },
 }
 

@@ -52,7 +52,6 @@ pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};
 pub(in crate::group) use plan::Proofs;
 pub use resize::Part;
-pub(in crate::group) use resize::{PeerLens, StartPart};
 pub use started::{OwnedStart, Started};
 
 use self::prepared::Prepared;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::resize::{PeerLens, StartPart};
 use crate::error::Error;
+use crate::group::call::Patience;
 use crate::group::heap::Allocation;
-use crate::group::order::Patience;
 use crate::group::shared::Shared;
+use crate::group::start_part::{PeerLens, StartPart};
 use crate::group::tracker::StartTracker;
 use crate::group::work::Execution;
 use crate::layout::Layout;
