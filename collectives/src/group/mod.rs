@@ -8,12 +8,14 @@
 //! | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
 //! | `agreement.rs` | the exchange in which all ranks compare what must be equal |
 //! | `identity.rs` | the names of a group and of its ranks in errors |
-//! | `order.rs` | how ranks find that they make calls in different orders |
+//! | `order.rs`, `call.rs` | how ranks find that they make calls in different orders, and the calls that they tell |
 //! | `refusal.rs` | how a rank tells the others that it refuses a call |
 //! | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
 //! | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
 //! | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
 //! | `shared.rs`, `tracker.rs`, `watchdog.rs` | the state of open starts, and how they are watched |
+//! | `work.rs` | what the threads of a group know of operations and channels |
+//! | `start_part.rs` | the lengths and places of a start, which ranks compare |
 //! | `family.rs` | the threads that a group shares with the groups split from it |
 //! | `control/`, `end.rs` | the decision why a group ends, and its report to the caller |
 //! | `event.rs` | descriptors and wakers of callers that wait for an end or a start |
