@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, Rank};
+use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Bootstrap;
 use crate::cost::Links;
@@ -16,7 +17,6 @@ use crate::group::network::{self, FabricReport};
 use crate::group::segment::connects;
 use crate::group::selection::Selection;
 use crate::group::shared::Shared;
-use crate::group::split::PartOptions;
 use crate::group::{Group, Setup};
 use crate::plan::Tier;
 use crate::topology::Topology;
@@ -428,6 +428,31 @@ pub(super) fn check_label(label: &str) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     Ok(())
+}
+
+/// The options of a new group, which must be equal on all of its ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PartOptions {
+    pub(super) timeout: Duration,
+    pub(super) strict: bool,
+    pub(super) heap_bytes: Option<u64>,
+}
+
+impl PartOptions {
+    /// Returns the name and the values of the first option that differs.
+    pub(super) fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let fields = |options: &Self| {
+            let heap_bytes = options.heap_bytes;
+            [
+                ("timeout", format!("{:?}", options.timeout)),
+                ("strict", options.strict.to_string()),
+                ("heap_bytes", heap_bytes.map_or("default".to_owned(), |it| it.to_string())),
+            ]
+        };
+        let mut pairs = fields(self).into_iter().zip(fields(other));
+        let ((name, own), (_, other)) = pairs.find(|(own, other)| own != other)?;
+        Some((name, own, other))
+    }
 }
 
 pub(super) fn check_timeout(timeout: Duration) -> Result<(), Error> {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::agreement::{Offer, agree, decode, encode};
 use super::heap::Dropped;
 use super::identity::Identity;
-use super::options::check_timeout;
+use super::options::{PartOptions, check_timeout};
 use super::shared::Shared;
 use super::{Group, GroupOptions, Setup};
 use crate::bootstrap::message::RankList;
@@ -34,14 +33,6 @@ enum Part {
     None,
     Color { color: u32, key: i64 },
     Ranks(Vec<u32>),
-}
-
-/// The options of a new group, which must be equal on all of its ranks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PartOptions {
-    pub(super) timeout: Duration,
-    pub(super) strict: bool,
-    pub(super) heap_bytes: Option<u64>,
 }
 
 impl Group {
@@ -254,21 +245,4 @@ fn check_wishes(name: &str, wishes: &[Wish]) -> Result<(), Error> {
 
 fn list(ranks: &[u32]) -> String {
     RankList(&ranks.iter().map(|rank| Rank(*rank)).collect::<Vec<_>>()).to_string()
-}
-
-impl PartOptions {
-    /// Returns the name and the values of the first option that differs.
-    fn difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
-        let fields = |options: &Self| {
-            let heap_bytes = options.heap_bytes;
-            [
-                ("timeout", format!("{:?}", options.timeout)),
-                ("strict", options.strict.to_string()),
-                ("heap_bytes", heap_bytes.map_or("default".to_owned(), |it| it.to_string())),
-            ]
-        };
-        let mut pairs = fields(self).into_iter().zip(fields(other));
-        let ((name, own), (_, other)) = pairs.find(|(own, other)| own != other)?;
-        Some((name, own, other))
-    }
 }
