@@ -1,13 +1,9 @@
 //! Describes the messages of a channel, and finds copies that form the rows of one copy.
 
-use peerlane_hal::{self as hal, Command, Direction, Rank, RegionOffset};
+use peerlane_hal::{self as hal, Command, Direction, Rank};
 
-use super::invalid;
+use super::{BytesCopy, invalid};
 use crate::error::Error;
-use crate::run::buffers::BufferId;
-
-/// The number in commands of the region of the window.
-pub(super) const WINDOW: u32 = BufferId::OUTPUT.region();
 
 /// Describes a copy between this rank and a peer, in elements of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,27 +45,6 @@ impl Rows {
             |rows: Self, row: usize| rows.begin.saturating_add(row.saturating_mul(rows.stride));
         let copy = |row| CopyRange { from: begin(self, row), to: begin(to, row), len: self.len };
         Ok((0..count).map(copy).collect())
-    }
-}
-
-/// A copy in bytes between two windows.
-#[derive(Clone, Copy)]
-pub(super) struct BytesCopy {
-    pub(super) from: u64,
-    pub(super) to: u64,
-    pub(super) bytes: u64,
-}
-
-impl BytesCopy {
-    /// Returns the command of the copy between this rank's window and that of a peer.
-    pub(super) fn command(self, direction: Direction, peer: Rank) -> Command {
-        let place = |offset| RegionOffset { region: WINDOW, offset };
-        let (remote, local) = match direction {
-            Direction::Put => (place(self.to), place(self.from)),
-            Direction::Get => (place(self.from), place(self.to)),
-        };
-        let (bytes, rows) = (self.bytes, hal::Rows::ONE);
-        Command::Copy { direction, peer, remote, local, bytes, rows }
     }
 }
 

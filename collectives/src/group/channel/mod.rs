@@ -19,9 +19,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Command, Deadline, Direction, ErrorKind, Rank, RegionFlag};
+use peerlane_hal::{
+    self as hal, Command, Deadline, Direction, ErrorKind, Rank, RegionFlag, RegionOffset,
+};
 
-use self::message::{BytesCopy, join_rows};
+use self::message::join_rows;
 pub use self::message::{CopyRange, Rows};
 pub use stream::StreamMessages;
 use wait::{BOTH_PARK_MAX, PARK_MAX};
@@ -37,8 +39,11 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::layout::FLAG_WORDS;
 use crate::plan::Tier;
-use crate::run::buffers::{FLAGS, OperationBuffers, Start};
+use crate::run::buffers::{BufferId, FLAGS, OperationBuffers, Start};
 use crate::run::queue::Queue;
+
+/// The number in commands of the region of the window.
+const WINDOW: u32 = BufferId::OUTPUT.region();
 
 /// Sends one-sided messages between this rank and its peers, in the memory of a window.
 ///
@@ -170,6 +175,27 @@ struct StreamWait {
     signal: usize,
     flag: RegionFlag,
     start: Start,
+}
+
+/// A copy in bytes between two windows.
+#[derive(Clone, Copy)]
+struct BytesCopy {
+    from: u64,
+    to: u64,
+    bytes: u64,
+}
+
+impl BytesCopy {
+    /// Returns the command of the copy between this rank's window and that of a peer.
+    fn command(self, direction: Direction, peer: Rank) -> Command {
+        let place = |offset| RegionOffset { region: WINDOW, offset };
+        let (remote, local) = match direction {
+            Direction::Put => (place(self.to), place(self.from)),
+            Direction::Get => (place(self.from), place(self.to)),
+        };
+        let (bytes, rows) = (self.bytes, hal::Rows::ONE);
+        Command::Copy { direction, peer, remote, local, bytes, rows }
+    }
 }
 
 impl<T: Element> Channel<T> {
