@@ -31,6 +31,9 @@ thread_local! {
     static OF_THREAD: RefCell<Vec<Weak<Family>>> = const { RefCell::new(Vec::new()) };
     static OF_THREAD_COUNT: Cell<usize> = const { Cell::new(0) };
     static LAST_OF_THREAD: Cell<*const Family> = const { Cell::new(std::ptr::null()) };
+    /// The sleeper of the thread if a family has started it. It can be read in the last destructors
+    /// of a thread, unlike `thread::current`.
+    static SLEEPER: Cell<*const Sleeper> = const { Cell::new(std::ptr::null()) };
 }
 
 fn others_of_thread(own: &Family) -> Vec<Arc<Family>> {
@@ -188,10 +191,15 @@ impl Family {
         self.closed.store(true, Ordering::Release);
         self.watchdog.wake();
         self.progress.wake();
+
         let Threads { watchdog, progress } = std::mem::take(&mut *self.threads());
-        // A waker of the caller can drop the group on one of the threads, which then ends by itself.
-        let is_other = |thread: &JoinHandle<()>| thread.thread().id() != thread::current().id();
-        for thread in [watchdog, progress].into_iter().flatten().filter(is_other) {
+        for (thread, sleeper) in [(watchdog, &self.watchdog), (progress, &self.progress)] {
+            // A waker of the caller can drop the group on one of the threads, which then ends by
+            // itself.
+            let Some(thread) = thread.filter(|_| !std::ptr::eq(SLEEPER.get(), sleeper)) else {
+                continue;
+            };
+
             // A panic there has been printed; there is nobody to hand it to.
             let _ = thread.join();
         }
@@ -204,6 +212,7 @@ impl Family {
     }
 
     fn watch(&self) {
+        SLEEPER.set(&self.watchdog);
         let mut groups = Vec::new();
         while !self.closed.load(Ordering::Acquire) {
             self.list(&mut groups);
@@ -214,6 +223,7 @@ impl Family {
     }
 
     fn make_progress(&self) {
+        SLEEPER.set(&self.progress);
         let (mut groups, mut picked): (Vec<Arc<Shared>>, Vec<Arc<dyn Work>>) = Default::default();
         let mut backoff = Backoff::new(NAP_MAX);
         while !self.closed.load(Ordering::Acquire) {
