@@ -234,6 +234,8 @@ impl<L: Region, R: Send + Sync + 'static> TypedRegions<L, R> {
         ops: &mut Vec<Op<'s, L, R>>,
     ) -> Result<(), WrongCommand> {
         let local = |place: RegionOffset| self.local(place.region, start.offset(place));
+
+        // All sources are collected before an op borrows them, as in `typed_ops`.
         for command in commands.commands {
             if let Command::Reduce { first, count, .. } = *command {
                 let given = commands.sources.get(first as usize..).unwrap_or_default();
@@ -260,15 +262,13 @@ impl<L: Region, R: Send + Sync + 'static> TypedRegions<L, R> {
                 Command::Signal { flag: RegionFlag { region, word, peer, .. } } => {
                     let [flags, _] = start.flags;
                     let At { region, offset } = self.remote(region, peer, 0)?;
-                    let word = flag_word(offset, word, flags);
-                    let flag = Flag { region, word };
+                    let flag = Flag { region, word: flag_word(offset, word, flags) };
                     Op::Signal { flag, value: flags.value + start.tag(peer) }
                 }
                 Command::Wait { flag: RegionFlag { region, word, lag, .. } } => {
                     let flags = start.flags(lag);
                     let At { region, offset } = self.local(region, 0)?;
-                    let word = flag_word(offset, word, flags);
-                    let flag = Flag { region, word };
+                    let flag = Flag { region, word: flag_word(offset, word, flags) };
                     Op::Wait { flag, value: flags.value, reset: start.reset }
                 }
             });
@@ -293,7 +293,7 @@ fn copy_op<'a, L, R>(
     }
 }
 
-/// Returns the word of a flag in its region, of which commands see the bytes from `begin` on.
+/// Returns the word of a flag in a region. Commands count it from byte `begin` of the region.
 fn flag_word(begin: u64, word: u64, flags: FlagValues) -> u64 {
     // A sum that overflows is out of range of any region, which the engine then refuses.
     (begin / WORD_BYTES).saturating_add(word).saturating_add(flags.word)
@@ -358,6 +358,31 @@ where
             Ok,
         )
     }
+
+    /// Submits the ops that `append` adds, with the sources of their reductions, to two empty
+    /// vectors.
+    ///
+    /// # Safety
+    /// As [`CopyEngine::submit`] with these ops.
+    unsafe fn submit_typed<'a>(
+        &mut self,
+        append: impl for<'s> FnOnce(
+            &'s mut Vec<At<'a, E::Local>>,
+            &mut Ops<'s, E>,
+        ) -> Result<(), DynError>,
+    ) -> Result<Ticket, DynError> {
+        let mut sources = recycle(std::mem::take(&mut self.sources));
+        let mut typed = recycle(std::mem::take(&mut self.ops));
+
+        let appended = append(&mut sources, &mut typed);
+        // SAFETY: the caller upholds the same contract.
+        let submitted = appended.map(|()| unsafe { self.engine.submit(&typed) });
+
+        // The allocations return even after an error.
+        self.ops = recycle(typed);
+        self.sources = recycle(sources);
+        submitted?.map_err(DynError::new)
+    }
 }
 
 impl<E: CopyEngine> ErasedEngine for TypedEngine<E>
@@ -378,18 +403,13 @@ where
     }
 
     unsafe fn submit(&mut self, ops: &[Op<'_, DynRegion, DynImport>]) -> Result<Ticket, DynError> {
-        let mut sources = recycle(std::mem::take(&mut self.sources));
-        let mut typed: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
-
+        let backend = self.backend;
         // SAFETY: the caller upholds the same contract.
-        let submitted = typed_ops(ops, &mut sources, &mut typed)
-            .map(|()| unsafe { self.engine.submit(&typed) });
-
-        self.ops = recycle(typed);
-        self.sources = recycle(sources);
-        match submitted {
-            Some(submitted) => submitted.map_err(DynError::new),
-            None => wrong_type(ErrorKind::InvalidArgument, "region of an op", self.backend),
+        unsafe {
+            self.submit_typed(|sources, typed| match typed_ops(ops, sources, typed) {
+                Some(()) => Ok(()),
+                None => wrong_type(ErrorKind::InvalidArgument, "region of an op", backend),
+            })
         }
     }
 
@@ -439,16 +459,13 @@ where
         start: &StartValues<'_>,
     ) -> Result<Ticket, DynError> {
         let regions = self.typed_regions(regions)?;
-        let mut sources = recycle(std::mem::take(&mut self.sources));
-        let mut typed: Ops<'_, E> = recycle(std::mem::take(&mut self.ops));
 
-        let ops = regions.ops(commands, start, &mut sources, &mut typed);
         // SAFETY: the caller upholds the same contract.
-        let submitted = ops.map(|()| unsafe { self.engine.submit(&typed) });
-
-        self.ops = recycle(typed);
-        self.sources = recycle(sources);
-        submitted.map_err(DynError::new)?.map_err(DynError::new)
+        unsafe {
+            self.submit_typed(|sources, typed| {
+                regions.ops(commands, start, sources, typed).map_err(DynError::new)
+            })
+        }
     }
 
     fn compute_bytes_of(
