@@ -181,6 +181,7 @@ pub(super) fn open(
         .timeout(options.run.timeout)
         .start_timeout(options.run.timeout)
         .strict(options.strict);
+
     let mut open = OpenOptions::default()
         .backend(backend)
         .fabrics(fabric_options(options, rank_topology))
@@ -193,6 +194,8 @@ pub(super) fn open(
         NetworkFabric::Same => open = open.network(backend),
         NetworkFabric::Rdma => open = open.network(Backend::Rdma),
     }
+
+    // A throttle slows the engines of one tier down, so each fabric has its own.
     let mut fabrics = open.open_fabrics(comm)?;
     fabrics.local = throttled(fabrics.local, options.node_options.throttle_inside());
     let layer = options.node_options.throttle();

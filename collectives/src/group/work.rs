@@ -15,7 +15,7 @@ use super::tracker::StartTracker;
 use crate::bootstrap::AbortRecord;
 use crate::run::executor::Executor;
 
-/// Work of a group that is under way on this rank.
+/// Represents work of a group that is under way on this rank.
 pub(super) trait Work: Send + Sync {
     /// Returns whether the host has started something that is not known to be complete.
     fn is_open(&self) -> bool;

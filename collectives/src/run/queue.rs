@@ -218,8 +218,8 @@ impl Queue {
     /// start.
     pub(crate) fn try_consume(&self, flag: RegionFlag, start: Start) -> Result<FlagState, Error> {
         let Some(word) = self.memory.flag(flag, start) else {
-            let text = "the flags are in device memory, expected host memory for an engine that cannot queue \
-                 waits";
+            let text = "the flags are in device memory, expected host memory for an engine that \
+                        cannot queue waits";
             return Err(Error::new(ErrorKind::Mismatch, text));
         };
 
@@ -265,18 +265,22 @@ impl Queue {
         streams.replay_wait().map_err(|error| Error::of_fabric("query the running graphs", error))
     }
 
-    /// Returns the streams of the engine. `instead` says what a caller can do without them.
-    fn streams(
+    /// Calls the engine as one that is ordered against streams. For errors, `action` says what the
+    /// call does, and `instead` what a caller can do without streams.
+    fn with_streams<R>(
         &mut self,
         instead: &str,
-    ) -> Result<&mut dyn StreamOrdered<Error = DynError>, Error> {
+        action: &str,
+        call: impl FnOnce(&mut dyn StreamOrdered<Error = DynError>) -> Result<R, DynError>,
+    ) -> Result<R, Error> {
         let (backend, kind) = (self.backend, self.engine.caps().kind);
-        self.engine.streams().ok_or_else(|| {
+        let Some(streams) = self.engine.streams() else {
             let text = format!(
                 "{kind} engines of the backend {backend} cannot run on a stream; {instead}"
             );
-            Error::new(ErrorKind::Mismatch, text)
-        })
+            return Err(Error::new(ErrorKind::Mismatch, text));
+        };
+        call(streams).map_err(|error| Error::of_fabric(action, error))
     }
 }
 
@@ -305,24 +309,19 @@ pub(crate) fn on_stream<H: HasQueue, R>(
     admit: impl FnOnce(&mut H, bool) -> Result<(), H::Failure>,
     body: impl FnOnce(&mut H, bool) -> Result<R, H::Failure>,
 ) -> Result<R, H::Failure> {
-    let captures = holder.queue().streams(H::INSTEAD).and_then(|streams| {
-        let captures = streams.is_capturing(stream);
-        captures.map_err(|error| Error::of_fabric("query whether the stream captures", error))
-    });
+    let action = "query whether the stream captures";
+    let captures =
+        holder.queue().with_streams(H::INSTEAD, action, |streams| streams.is_capturing(stream));
     let captures = captures.map_err(|error| holder.refused(error))?;
     admit(holder, captures)?;
 
-    let forked = holder.queue().streams(H::INSTEAD).and_then(|streams| {
-        let forked = streams.fork(stream);
-        forked.map_err(|error| Error::of_fabric("fork the engine from the stream", error))
-    });
+    let action = "fork the engine from the stream";
+    let forked = holder.queue().with_streams(H::INSTEAD, action, |streams| streams.fork(stream));
     forked.map_err(|error| holder.refused(error))?;
     let done = body(holder, captures);
 
-    let joined = holder.queue().streams(H::INSTEAD).and_then(|streams| {
-        let joined = streams.join(stream);
-        joined.map_err(|error| Error::of_fabric("join the engine to the stream", error))
-    });
+    let action = "join the engine to the stream";
+    let joined = holder.queue().with_streams(H::INSTEAD, action, |streams| streams.join(stream));
     // The error of the body came first.
     let value = done?;
     joined.map_err(|error| holder.broken(error))?;

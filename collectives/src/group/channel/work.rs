@@ -119,7 +119,7 @@ impl Work for ChannelSide {
         Some(Overdue::Late { timeout: group.timeout, waits: self.waits(), record })
     }
 
-    /// Returns true, because messages of a stream and of a graph are released alike.
+    /// Returns true, because a graph may hold messages of the channel.
     fn is_captured(&self) -> bool {
         true
     }

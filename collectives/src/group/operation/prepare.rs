@@ -390,7 +390,6 @@ impl Preparation {
 
         let bound = |(id, tier, caps): (LaneId, Tier, Caps)| {
             let rows = copies_rows(&caps, on_host);
-            let (plan, layout) = (plan, layout);
             let binding = Binding {
                 plan,
                 layout,
@@ -411,10 +410,10 @@ impl Preparation {
         self.lanes.iter().try_for_each(check_alignment)?;
 
         let fabrics = group.fabrics();
-        let of_lane = |lane: &'_ BoundLane| lane.tier;
-        let commands = self.lanes.iter().flat_map(|lane| {
-            lane.program.commands.iter().map(move |command| (of_lane(lane), command))
-        });
+        let commands = self
+            .lanes
+            .iter()
+            .flat_map(|lane| lane.program.commands.iter().map(move |command| (lane.tier, command)));
         self.memory.import(&self.operation, fabrics, commands, origins, deadline)?;
 
         let on_tier =
