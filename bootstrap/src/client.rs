@@ -230,6 +230,13 @@ impl Client {
         ProcessState::from_id(id.as_ref())
     }
 
+    /// Returns whether other ranks of the group are threads of this process.
+    pub(super) fn shares_process(&self) -> bool {
+        let Some(own) = ProcessId::own() else { return false };
+        let state = self.state.lock();
+        state.processes.iter().flatten().filter(|process| **process == own).count() > 1
+    }
+
     /// Returns the state of the process that runs the hub, as far as this rank can see.
     pub(super) fn relay_process(&self) -> ProcessState {
         ProcessState::from_id(self.hub_process.as_ref())

@@ -308,6 +308,10 @@ unsafe impl Bootstrap for InProcessBootstrap {
         Some(self.client().rank())
     }
 
+    fn shares_process(&self) -> bool {
+        true
+    }
+
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
         self.client().check_send("abort", record)?;
         self.send(Event::Request(Request::Abort { record: Blob(record.to_vec()) }))

@@ -193,6 +193,14 @@ pub unsafe trait Bootstrap: Send + Sync {
         self.relay().map_or(ProcessState::Unknown, |relay| self.process(relay))
     }
 
+    /// Returns whether other ranks of the group are threads of this process.
+    ///
+    /// Groups of such ranks are looked after by threads of their own, and not by those that all
+    /// groups of the process share. The default is false.
+    fn shares_process(&self) -> bool {
+        false
+    }
+
     /// Ends the group on all ranks, for the reason in `record`, and returns at once.
     ///
     /// The record is an encoded [`AbortRecord`]. The listener of every live rank, including this

@@ -36,5 +36,5 @@ pub use peerlane_planning::{collective, cost, layout, plan, schedule, topology, 
 /// those of loom.
 mod sync {
     pub(crate) use std::sync::atomic::{AtomicBool, Ordering, fence};
-    pub(crate) use std::sync::{Condvar, Mutex, PoisonError};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 }

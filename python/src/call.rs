@@ -61,7 +61,7 @@ pub(crate) fn begin<R: Send + 'static>(
     // For other ranks, it is the thread of Python that makes the call.
     let caller = Caller::current();
     let spawned = limits::spawn("peerlane call", move || {
-        caller.enter();
+        caller.take_over();
         // Nobody receives after Ctrl-C.
         let _ = sender.send(body());
     });

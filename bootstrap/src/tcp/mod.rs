@@ -384,6 +384,10 @@ unsafe impl Bootstrap for TcpBootstrap {
         self.client().relay()
     }
 
+    fn shares_process(&self) -> bool {
+        self.client().shares_process()
+    }
+
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
         self.client().check_send("abort", record)?;
         self.send(Request::Abort { record: Blob(record.to_vec()) });

@@ -104,6 +104,10 @@ unsafe impl Bootstrap for Comm {
         self.bootstrap.relay()
     }
 
+    fn shares_process(&self) -> bool {
+        self.bootstrap.shares_process()
+    }
+
     fn abort(&self, record: &[u8]) -> std::result::Result<(), Error> {
         self.bootstrap.abort(record)
     }

@@ -11,7 +11,7 @@ use crate::bootstrap::REFUSAL;
 use crate::bootstrap::message::BLOB_BYTES_MAX;
 use crate::error::Error;
 use crate::group::Group;
-use crate::group::shared::Shared;
+use crate::group::runtime::Runtime;
 
 #[derive(Debug, Default)]
 pub(crate) struct Offer {
@@ -54,11 +54,12 @@ enum Said<'m> {
 /// This rank's own failure; another rank's, naming it; or
 /// [`Mismatch`](ErrorKind::Mismatch), naming the first rank and field that differ from rank 0's.
 pub(crate) fn agree(
-    shared: &Shared,
+    runtime: &Runtime,
     label: &str,
     mine: Result<Offer, Error>,
     deadline: Deadline,
 ) -> Result<Vec<Offer>, Error> {
+    let life = &*runtime.life;
     let (fields, blobs);
     let (said, own_error) = match mine {
         Ok(offer) => {
@@ -85,20 +86,18 @@ pub(crate) fn agree(
     }
     // The call of a rank that fails may be another one than that of its peers, who must learn of the failure in any case.
     let sent_label = if own_error.is_some() { REFUSAL } else { label };
-    shared.refusal.clear();
+    runtime.work.order.refusal.clear();
     // Peers may want to finish what is open before they come here.
-    shared.finish_open(deadline);
+    runtime.finish_open(deadline);
     // If the group has ended, that is the cause of this rank's own error too: a rank that has ended frees
     // the memory that others import.
-    shared.set_timeout(deadline.timeout());
-    let _driven = shared.family.drive_meanwhile(shared).unwrap_or_default();
+    life.set_timeout(deadline.timeout());
+    let _driven = runtime.driver.drive_meanwhile();
     let begun = Instant::now();
-    let _in_exchange = shared.begin_exchange(label);
-    let exchanged = shared
-        .bootstrap
-        .exchange(sent_label, &bytes, deadline)
-        .map_err(|error| shared.cause(error))?;
-    shared.add_exchange(begun.elapsed());
+    let _in_exchange = runtime.begin_exchange(label);
+    let exchanged =
+        life.bootstrap.exchange(sent_label, &bytes, deadline).map_err(|error| life.cause(error))?;
+    life.add_exchange(begun.elapsed());
     if let Some(error) = own_error {
         return Err(error);
     }
@@ -110,15 +109,15 @@ pub(crate) fn agree(
         message.as_ref().is_err_and(|error| error.peer() == Some(*rank))
     };
     if let Some((_, Err(error))) = messages.iter().find(blames_itself) {
-        return Err(shared.identity.name(error.clone()));
+        return Err(life.identity.name(error.clone()));
     }
     let messages = messages.into_iter().map(|(_, message)| message);
     let messages = messages.collect::<Result<Vec<_>, Error>>();
-    let messages = messages.map_err(|error| shared.identity.name(error))?;
+    let messages = messages.map_err(|error| life.identity.name(error))?;
     for (rank, (fields, _)) in Rank::all(messages.len()).zip(&messages) {
         if *fields != messages[0].0 {
             let error = differing(label, messages[0].0, rank, fields);
-            return Err(shared.identity.name(error));
+            return Err(life.identity.name(error));
         }
     }
     let offer = |(_, blobs): (_, Vec<&[u8]>)| Offer {
@@ -252,7 +251,7 @@ impl Group {
     pub fn refuse(&mut self, error: Error) -> Error {
         // The caller learns why its call was refused, even if the others cannot be told: the next call says why.
         let deadline = Deadline::after(self.timeout());
-        let _ = agree(&self.shared, "refusal", Err(error.clone()), deadline);
+        let _ = agree(&self.runtime, "refusal", Err(error.clone()), deadline);
         self.note_refusal(&error);
         error
     }
@@ -262,7 +261,7 @@ impl Group {
     /// The other ranks wait for the start, up to its timeout. They then ask all ranks what they wait for, and the answer of this rank
     /// contains the text of `error`. The next call of this rank clears it.
     pub fn note_refusal(&self, error: &Error) {
-        self.shared.refusal.note(error);
+        self.runtime.work.order.refusal.note(error);
     }
 }
 
@@ -270,8 +269,8 @@ impl Group {
 mod tests {
     use super::*;
     use crate::bootstrap::{Bootstrap, in_process};
+    use crate::group::driver::Membership;
     use crate::group::identity::Identity;
-    use std::sync::Arc;
     use std::time::Duration;
 
     fn agreed(offers: impl Fn(Rank) -> Result<Offer, Error> + Sync) -> Vec<Result<usize, Error>> {
@@ -280,9 +279,10 @@ mod tests {
             let (deadline, offer) = (Deadline::after(timeout), offers(bootstrap.rank()));
             let first_ranks = Rank::all(3).collect();
             let identity = Identity { label: None, first_ranks, is_first: true };
-            let shared = Shared::new(Box::new(bootstrap), timeout, Arc::default(), identity);
-            let agreed = agree(&shared, "all-gather 1", offer, deadline);
-            shared.bootstrap.leave(deadline)?;
+            let membership = Membership::of_group(&bootstrap);
+            let runtime = Runtime::new(Box::new(bootstrap), timeout, identity, membership.driver());
+            let agreed = agree(&runtime, "all-gather 1", offer, deadline);
+            runtime.life.bootstrap.leave(deadline)?;
             Ok(agreed.map(|offers| offers.len()))
         });
         results.unwrap()

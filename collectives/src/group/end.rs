@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use crate::error::Error;
 use crate::group::event::Event;
-use crate::group::shared::{GroupState, Shared};
+use crate::group::life::{GroupState, LifeCycle};
 
 const END: &str = "the end of the group";
 
@@ -39,16 +39,16 @@ const END: &str = "the end of the group";
 /// .unwrap();
 /// ```
 pub struct GroupEnd {
-    shared: Arc<Shared>,
+    life: Arc<LifeCycle>,
     event: Arc<Event>,
 }
 
 impl GroupEnd {
-    pub(super) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
+    pub(super) fn new(life: &Arc<LifeCycle>) -> Result<Self, Error> {
         let event = Arc::<Event>::default();
         event.descriptor(END)?;
-        shared.add_end(&event);
-        Ok(Self { shared: Arc::clone(shared), event })
+        life.add_end(&event);
+        Ok(Self { life: Arc::clone(life), event })
     }
 
     /// Returns the reason as an error if the group has ended.
@@ -56,12 +56,12 @@ impl GroupEnd {
     /// # Errors
     /// The reason why the group has ended, or that it was closed.
     pub fn check(&self) -> Result<(), Error> {
-        self.shared.check()
+        self.life.check()
     }
 
     /// Returns the state of the group on this rank.
     pub fn state(&self) -> GroupState {
-        self.shared.group_state()
+        self.life.group_state()
     }
 }
 
@@ -86,6 +86,6 @@ impl Future for GroupEnd {
 
 impl std::fmt::Debug for GroupEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("GroupEnd").field("ended", &self.shared.is_aborted()).finish_non_exhaustive()
+        f.debug_struct("GroupEnd").field("ended", &self.life.is_aborted()).finish_non_exhaustive()
     }
 }

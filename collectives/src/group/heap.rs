@@ -15,8 +15,8 @@ use peerlane_hal::{Deadline, Fabric, PeerMemory, Region, Role};
 
 use crate::error::Error;
 use crate::group::agreement::Offer;
+use crate::group::runtime::Runtime;
 use crate::group::segment::{Fabrics, Segment, exchange};
-use crate::group::shared::Shared;
 use crate::plan::Tier;
 
 /// The size of the first segment of data, unless an operation needs a larger one.
@@ -284,7 +284,7 @@ impl Heap {
     /// If a rank cannot allocate or import them; the heap stays as it is on every rank.
     pub(in crate::group) fn grow(
         &mut self,
-        shared: &Shared,
+        runtime: &Runtime,
         fabrics: Fabrics<'_>,
         demands: &[Demand],
         deadline: Deadline,
@@ -315,7 +315,7 @@ impl Heap {
         });
         let own = own.collect::<Result<Vec<_>, Error>>();
         let segments =
-            exchange(shared, fabrics, &label, own.map(|own| (Offer::default(), own)), deadline)?;
+            exchange(runtime, fabrics, &label, own.map(|own| (Offer::default(), own)), deadline)?;
         for ((pool, bytes), segment) in sizes.into_iter().zip(segments) {
             self.spaces.entry(pool).or_default().add(segment, bytes);
         }

@@ -8,45 +8,45 @@
 //! | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
 //! | `agreement.rs` | the exchange in which all ranks compare what must be equal |
 //! | `identity.rs` | the names of a group and of its ranks in errors |
-//! | `order.rs`, `call.rs` | how ranks find that they make calls in different orders, and the calls that they tell |
+//! | `call.rs`, `caller.rs` | the calls that ranks tell each other, and the threads that make them |
 //! | `refusal.rs` | how a rank tells the others that it refuses a call |
 //! | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
 //! | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
 //! | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
-//! | `shared.rs`, `tracker.rs`, `watchdog.rs` | the state of open starts, and how they are watched |
-//! | `work.rs` | what the threads of a group know of operations and channels |
+//! | `runtime.rs` | the life cycle, the work and the driver of a group, together |
+//! | `life.rs`, `end.rs` | whether a group is open, why it has ended, and the report to the caller |
+//! | `control/` | the decision why a group ends |
+//! | `driver/` | the threads that look after the work of groups |
+//! | `tracker.rs` | what is known of the starts of an operation |
 //! | `start_part.rs` | the lengths and places of a start, which ranks compare |
-//! | `family.rs` | the threads that a group shares with the groups split from it |
-//! | `control/`, `end.rs` | the decision why a group ends, and its report to the caller |
 //! | `event.rs` | descriptors and wakers of callers that wait for an end or a start |
 //! | `report.rs` | the report of how an operation runs |
 
 mod agreement;
 mod buffer;
 mod call;
+mod caller;
 mod channel;
 mod control;
+mod driver;
 mod end;
 mod event;
-mod family;
 mod heap;
 mod identity;
+mod life;
 mod links;
 mod network;
 mod operation;
 mod options;
-mod order;
 mod refusal;
 mod report;
+mod runtime;
 mod segment;
 mod selection;
-pub(crate) mod shared;
 mod split;
 mod start_part;
 pub(crate) mod tracker;
-mod watchdog;
 mod window;
-mod work;
 
 use std::fmt;
 use std::sync::Arc;
@@ -56,22 +56,23 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Rol
 
 use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
+pub use caller::Caller;
 pub use channel::{Channel, ChannelReport, CopyRange, Rows, SignalWait, StreamMessages, Turn};
+use driver::Membership;
 pub use end::GroupEnd;
-use family::DrivesAll;
 use heap::{Allocation, Demand, Heap};
+pub use life::GroupState;
+use life::{Close, Closed};
 use operation::Proofs;
 pub use operation::{
     BlockLens, Destination, Lease, Matrix, Operation, OperationBuilder, OperationDescription,
     OwnedStart, Part, Received, Started, UntypedOperation,
 };
 pub use options::GroupOptions;
-pub use order::Caller;
 pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
+use runtime::Runtime;
 use segment::{Fabrics, Segment};
 pub use selection::Selection;
-pub use shared::GroupState;
-use shared::{Close, Shared};
 use window::WindowUses;
 pub use window::{Unreleased, Window, WindowSlice, WindowSliceMut};
 
@@ -107,8 +108,10 @@ use crate::topology::Topology;
 /// .unwrap();
 /// ```
 pub struct Group {
+    /// Dropped first, so that threads of the driver end before what they use.
+    membership: Membership,
     setup: Setup,
-    shared: Arc<Shared>,
+    runtime: Arc<Runtime>,
     prepared: u64,
     windows: u64,
     channels: u64,
@@ -136,17 +139,17 @@ struct Setup {
     links: Links,
     links_measured: bool,
     selection: Selection,
-    /// Whether the group was split from another one, whose threads it uses.
+    /// Whether the group was split from another one, whose heap and fabrics it uses.
     is_split: bool,
-    _drives_all: Option<Arc<DrivesAll>>,
 }
 
 impl Group {
-    fn new(setup: Setup, shared: Arc<Shared>, heap: Heap) -> Self {
-        shared.family.add(&shared);
+    fn new(membership: Membership, setup: Setup, runtime: Arc<Runtime>, heap: Heap) -> Self {
+        runtime.join_driver();
         Self {
+            membership,
             setup,
-            shared,
+            runtime,
             prepared: 0,
             windows: 0,
             channels: 0,
@@ -170,17 +173,17 @@ impl Group {
 
     /// Returns the number of this rank in the group.
     pub fn rank(&self) -> Rank {
-        self.shared.bootstrap.rank()
+        self.runtime.life.bootstrap.rank()
     }
 
     /// Returns the number of ranks in the group.
     pub fn ranks(&self) -> usize {
-        self.shared.bootstrap.ranks()
+        self.runtime.life.bootstrap.ranks()
     }
 
     /// Returns the name of the group in errors, which [`GroupOptions::label`] sets; `None` for a first group without one.
     pub fn label(&self) -> Option<&str> {
-        self.shared.identity.label.as_deref()
+        self.runtime.life.identity.label.as_deref()
     }
 
     /// Returns the topology of the group, that is, which rank belongs to which node.
@@ -190,7 +193,7 @@ impl Group {
 
     /// Returns the default timeout of the group's operations and exchanges.
     pub fn timeout(&self) -> Duration {
-        self.shared.timeout
+        self.runtime.life.timeout
     }
 
     /// Returns the fabric that connects the ranks of a node, or all ranks if the group has only one fabric.
@@ -214,7 +217,7 @@ impl Group {
 
     /// Returns the record that names the cause of the group's end; `None` if the group has not ended.
     pub fn abort_record(&self) -> Option<AbortRecord> {
-        self.shared.record()
+        self.runtime.life.record()
     }
 
     /// Returns a handle that reports the end of the group: as a file descriptor, as a future, or by a check.
@@ -222,17 +225,17 @@ impl Group {
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the process has no descriptor left.
     pub fn end(&self) -> Result<GroupEnd, Error> {
-        GroupEnd::new(&self.shared)
+        GroupEnd::new(&self.runtime.life)
     }
 
     fn fabrics(&self) -> Fabrics<'_> {
-        self.setup.fabrics(&self.shared)
+        self.setup.fabrics(&self.runtime)
     }
 
     /// Grows the heap by segments that have room for `demands`. Collective.
     fn grow_heap(&mut self, demands: &[Demand], deadline: Deadline) -> Result<(), Error> {
-        let Self { heap, setup, shared, .. } = self;
-        heap.grow(shared, setup.fabrics(shared), demands, deadline)
+        let Self { heap, setup, runtime, .. } = self;
+        heap.grow(runtime, setup.fabrics(runtime), demands, deadline)
     }
 
     /// Takes blocks from the heap, which grows until they fit. Collective.
@@ -351,7 +354,7 @@ impl Group {
     /// The reason why the group has ended, or the rank that did not come in time.
     pub fn exchange(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let offer = Offer::default().blob(mine.to_vec());
-        let offers = agree(&self.shared, "exchange", Ok(offer), Deadline::after(self.timeout()))?;
+        let offers = agree(&self.runtime, "exchange", Ok(offer), Deadline::after(self.timeout()))?;
         Ok(offers.into_iter().flat_map(|offer| offer.blobs).collect())
     }
 
@@ -400,11 +403,11 @@ impl Group {
             let text = "shrink: the group has not ended; only a group that lost a rank or was aborted can shrink";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
-        let old = &self.shared.bootstrap;
+        let old = &self.runtime.life.bootstrap;
         if record.peer == Some(old.rank()) {
             return Err(record.to_error(old.rank()));
         }
-        let deadline = Deadline::after(self.shared.timeout);
+        let deadline = Deadline::after(self.runtime.life.timeout);
         let excluded: Vec<_> = record.peer.into_iter().collect();
         let bootstrap = old.shrink(&excluded, deadline)?;
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
@@ -419,7 +422,7 @@ impl Group {
             None => reopen(network),
         });
         GroupOptions::default()
-            .timeout(self.shared.timeout)
+            .timeout(self.runtime.life.timeout)
             .strict(setup.strict)
             .topology(Topology::by_key(&nodes)?)
             .selected(setup.selection.device, setup.selection.reasons.clone())
@@ -440,14 +443,14 @@ impl Group {
     pub fn close(mut self) -> Result<(), Error> {
         self.barrier = None;
         self.kept.clear();
-        self.shared.check()?;
+        self.runtime.life.check()?;
 
-        let deadline = Deadline::after(self.shared.timeout);
-        self.shared.finish_children(deadline);
+        let deadline = Deadline::after(self.runtime.life.timeout);
+        self.runtime.finish_children(deadline);
         // Messages on streams may be in flight, because the agreement waits for those of the host only.
-        let is_quiet = !self.shared.has_channels() && !self.heap.has_leaked();
+        let is_quiet = !self.runtime.has_channels() && !self.heap.has_leaked();
         let offer = Offer::default().blob(vec![u8::from(is_quiet)]);
-        let offers = agree(&self.shared, "close", Ok(offer), deadline)?;
+        let offers = agree(&self.runtime, "close", Ok(offer), deadline)?;
         if !self.setup.is_split && offers.iter().all(|offer| offer.blobs == [[u8::from(true)]]) {
             // SAFETY: every rank has completed its starts before it has taken part in the agreement (`agree`), and says there that it
             // has no channel and none that was dropped with messages in flight. The replays of graphs are complete, which the callers of
@@ -455,26 +458,22 @@ impl Group {
             unsafe { self.heap.allow_reuse_of_flags() };
         }
 
-        self.shared.end_children(Close::Together);
-        self.shared.close(Close::Together);
-        let left = self.shared.bootstrap.leave(deadline);
-        self.shared.note_left();
+        self.runtime.end_children(Close::Together);
+        let life = &self.runtime.life;
+        life.close(Closed::new(Close::Together));
+        let left = life.bootstrap.leave(deadline);
+        life.note_left();
         left
     }
 }
 
 impl Setup {
-    fn fabrics<'s>(&'s self, shared: &'s Shared) -> Fabrics<'s> {
-        let (rank, network) = (shared.bootstrap.rank(), self.network.as_deref());
+    fn fabrics<'s>(&'s self, runtime: &'s Runtime) -> Fabrics<'s> {
+        let life = &runtime.life;
+        let (rank, network) = (life.bootstrap.rank(), self.network.as_deref());
         let Self { fabric, topology, .. } = self;
         // The fabrics count the ranks of the first group.
-        Fabrics {
-            local: fabric,
-            network,
-            topology,
-            rank,
-            fabric_ranks: &shared.identity.first_ranks,
-        }
+        Fabrics { local: fabric, network, topology, rank, fabric_ranks: &life.identity.first_ranks }
     }
 }
 
@@ -483,26 +482,24 @@ impl Drop for Group {
         self.barrier = None;
         self.kept.clear();
 
-        let is_open = self.shared.check().is_ok();
+        // A forked child leaves the group to its parent.
+        if self.runtime.driver.is_of_parent() {
+            return;
+        }
+
+        let life = &self.runtime.life;
+        let is_open = life.check().is_ok();
         let how = "its group was dropped without a call of `close`";
         let record = AbortRecord::lost(self.rank(), how);
         if is_open {
             // If nobody can be told, there is nobody left.
-            let _ = self.shared.bootstrap.abort(&record.encode());
+            let _ = life.bootstrap.abort(&record.encode());
         }
 
-        self.shared.end_children(Close::Alone);
-        self.shared.close(Close::Alone);
-        self.shared.family.remove(&self.shared);
-        watchdog::release_closed(&self.shared);
-
-        // Operations, arrays and handles of the end may outlive the group, but its connections and its port do not.
-        self.shared.bootstrap.disconnect();
+        self.runtime.end_children(Close::Alone);
+        self.runtime.end(Closed::new(Close::Alone));
         if is_open {
-            self.shared.adopt(record);
-        }
-        if !self.setup.is_split {
-            self.shared.family.end_threads();
+            life.adopt(record);
         }
     }
 }

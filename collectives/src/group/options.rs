@@ -10,13 +10,15 @@ use crate::bootstrap::Bootstrap;
 use crate::cost::Links;
 use crate::error::Error;
 use crate::group::agreement::{Offer, agree, blob};
+use crate::group::driver::Membership;
 use crate::group::heap::Heap;
 use crate::group::identity::Identity;
+use crate::group::life::LifeCycle;
 use crate::group::links;
 use crate::group::network::{self, FabricReport};
+use crate::group::runtime::Runtime;
 use crate::group::segment::connects;
 use crate::group::selection::Selection;
-use crate::group::shared::Shared;
 use crate::group::{Group, Setup};
 use crate::plan::Tier;
 use crate::topology::Topology;
@@ -211,7 +213,9 @@ impl GroupOptions {
         check_timeout(start_timeout)?;
         let ranks = Rank::all(bootstrap.ranks()).collect();
         let identity = Identity { label: self.label.clone(), first_ranks: ranks, is_first: true };
-        let shared = Shared::new(bootstrap, self.timeout, Arc::default(), identity);
+        let membership = Membership::of_group(&*bootstrap);
+        let driver = membership.driver();
+        let runtime = Runtime::new(bootstrap, self.timeout, identity, driver);
         let deadline = Deadline::after(start_timeout);
         // Before a fabric that stages its memory is put around the network.
         let network_backend = network.as_ref().map(Fabric::backend);
@@ -219,9 +223,9 @@ impl GroupOptions {
             Some(network) => network::refusal(network, &fabric),
             None => Ok(None),
         };
-        let offer =
-            refusal.and_then(|refusal| self.offer(&shared, &fabric, network.as_ref(), refusal));
-        let offers = agree(&shared, "open", offer, deadline)?;
+        let offer = refusal
+            .and_then(|refusal| self.offer(&runtime.life, &fabric, network.as_ref(), refusal));
+        let offers = agree(&runtime, "open", offer, deadline)?;
         let topology = self.topology.map_or_else(|| of_hosts(&offers), Ok);
         let is_tiered = network.is_some();
         let reports = if is_tiered { FabricReport::all(&offers)? } else { Vec::new() };
@@ -255,7 +259,7 @@ impl GroupOptions {
                 Offer::default().blob(address.unwrap_or_default())
             };
             let offer = joined.as_ref().map(address).map_err(Error::clone);
-            Some(agree(&shared, "stage", offer, deadline)?)
+            Some(agree(&runtime, "stage", offer, deadline)?)
         } else {
             None
         };
@@ -268,21 +272,20 @@ impl GroupOptions {
             Ok((_, None)) => Ok(()),
             Err(error) => Err(error.clone()),
         };
-        let mut drives_all = None;
         let vote = connected.and_then(|()| {
             let (topology, network) = joined.as_ref().map_err(Error::clone)?;
             // Before the vote, so that all ranks learn if a rank has no thread left.
-            shared.family.start_watchdog()?;
-            drives_all = self.progress_thread.then(|| shared.family.drive_all()).transpose()?;
+            driver.start_watchdog()?;
+            if self.progress_thread {
+                driver.start_progress()?;
+                runtime.work.move_by_thread();
+            }
             let known = links::of_fabrics(&fabric, network.as_ref(), topology);
             Ok(Offer::default().blob(links::encode(self.links.as_ref().unwrap_or(&known))))
         });
-        // The threads use nothing of the group yet.
-        let links = agree(&shared, "connect", vote, deadline)
-            .and_then(|offers| links::of_all(&offers, 0))
-            .inspect_err(|_| shared.family.end_threads())?;
+        let links = agree(&runtime, "connect", vote, deadline)
+            .and_then(|offers| links::of_all(&offers, 0))?;
 
-        shared.family.enter_thread();
         let ((topology, network), strict) = (joined?, self.strict);
         let selection = Selection {
             local: fabric.backend(),
@@ -290,7 +293,7 @@ impl GroupOptions {
             network: network_backend,
             reasons: self.reasons,
         };
-        let me = shared.bootstrap.rank().index();
+        let me = runtime.life.bootstrap.rank().index();
         let mixed = network::is_mixed(&reports);
         let refusal = reports.into_iter().nth(me).and_then(|report| report.refusal).map(Arc::from);
         let setup = Setup {
@@ -304,10 +307,9 @@ impl GroupOptions {
             links_measured: self.links.is_some(),
             selection,
             is_split: false,
-            _drives_all: drives_all.map(Arc::new),
         };
-        shared.order.forget_thread();
-        Ok(Group::new(setup, shared, Heap::new(self.heap_bytes)))
+        runtime.work.order.forget_thread();
+        Ok(Group::new(membership, setup, runtime, Heap::new(self.heap_bytes)))
     }
 
     /// Returns the label, which is no value on which ranks agree.
@@ -332,12 +334,12 @@ impl GroupOptions {
 
     fn offer(
         &self,
-        shared: &Shared,
+        life: &LifeCycle,
         local: &DynFabric,
         network: Option<&DynFabric>,
         refusal: Option<String>,
     ) -> Result<Offer, Error> {
-        let bootstrap = &shared.bootstrap;
+        let bootstrap = &life.bootstrap;
         self.label.as_deref().map_or(Ok(()), check_label)?;
         for fabric in [Some(local), network].into_iter().flatten() {
             if fabric.rank() != bootstrap.rank() {
@@ -376,7 +378,7 @@ impl GroupOptions {
             .field("backend", backend)
             .field("topology", nodes.as_deref().unwrap_or("derived from the hosts"))
             .field("links", links.as_deref().unwrap_or("reported by the fabrics"))
-            .field("timeout", format_args!("{:?}", shared.timeout))
+            .field("timeout", format_args!("{:?}", life.timeout))
             .field(
                 "heap_bytes",
                 self.heap_bytes.map_or("default".to_owned(), |bytes| bytes.to_string()),

@@ -9,7 +9,7 @@ use peerlane_hal::{
 
 use crate::error::Error;
 use crate::group::agreement::{Offer, agree, decode, encode};
-use crate::group::shared::Shared;
+use crate::group::runtime::Runtime;
 use crate::plan::Tier;
 use crate::run::buffers::RankRegions;
 use crate::topology::Topology;
@@ -123,7 +123,7 @@ impl Segment {
             return Err(Error::new(ErrorKind::Mismatch, text));
         }
         // SAFETY: `keep` keeps the memory until this registration is dropped. The plan ensures that peers no longer use it by
-        // then, or `Shared::quarantine` after an abort.
+        // then, or `GroupWork::quarantine` after an abort.
         let registered = unsafe { fabric.memory().adopt(&region, role) };
         let registered = registered.map_err(|error| Error::of_fabric(what(), error))?;
         self.tiers[tier as usize] = Some(RankRegions::new(registered));
@@ -239,7 +239,7 @@ impl Segment {
 ///
 /// If `mine` is an error, all ranks return it.
 pub(in crate::group) fn exchange(
-    shared: &Shared,
+    runtime: &Runtime,
     fabrics: Fabrics<'_>,
     label: &str,
     mine: Result<(Offer, Vec<Segment>), Error>,
@@ -254,14 +254,14 @@ pub(in crate::group) fn exchange(
         Ok((offer, segments)) => (Ok(offer), Ok(segments)),
         Err(error) => (Err(error.clone()), Err(error)),
     };
-    let offers = agree(shared, label, offer, deadline)?;
+    let offers = agree(runtime, label, offer, deadline)?;
     let imported = match &mut segments {
         Ok(segments) => import_all(segments, fabrics, label, &offers, deadline),
         Err(error) => Err(error.clone()),
     };
     let vote = imported.as_ref().map(|()| Offer::default()).map_err(Error::clone);
     // After an error the memory lives until all ranks know of it: they may be importing it.
-    agree(shared, &format!("{label}, import"), vote, deadline)?;
+    agree(runtime, &format!("{label}, import"), vote, deadline)?;
     imported?;
     segments
 }

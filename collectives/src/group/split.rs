@@ -1,7 +1,6 @@
 //! Splits groups into smaller ones, which use the fabrics, the heap, the bootstrap and the threads of the first group.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
@@ -10,7 +9,7 @@ use super::agreement::{Offer, agree, decode, encode};
 use super::heap::Dropped;
 use super::identity::Identity;
 use super::options::{PartOptions, check_timeout};
-use super::shared::Shared;
+use super::runtime::Runtime;
 use super::{Group, GroupOptions, Setup};
 use crate::bootstrap::message::RankList;
 use crate::error::Error;
@@ -109,7 +108,7 @@ impl Group {
     }
 
     fn divide(&mut self, options: GroupOptions, part: Part) -> Result<Option<Self>, Error> {
-        self.shared.check()?;
+        self.runtime.life.check()?;
         // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
         let number = self.splits + 1;
         let (name, deadline) = (format!("split {number}"), Deadline::after(self.timeout()));
@@ -118,7 +117,7 @@ impl Group {
             self.prepare_barrier()?;
         }
 
-        let subgroup = self.shared.family.next_subgroup();
+        let subgroup = self.runtime.driver.next_subgroup();
         let dropped = self.heap.dropped();
         let own_dropped = dropped.len();
         let label = options.own_label();
@@ -128,7 +127,7 @@ impl Group {
         };
         let wish = self.wish(options, part, subgroup, dropped);
         let offer = wish.map(|wish| Offer::default().blob(encode(&wish)));
-        let offers = agree(&self.shared, &name, offer, deadline)?;
+        let offers = agree(&self.runtime, &name, offer, deadline)?;
         self.splits = number;
 
         let wishes = Rank::all(offers.len()).zip(&offers);
@@ -144,20 +143,24 @@ impl Group {
 
         let Some(members) = members(&wishes, self.rank()) else { return Ok(None) };
         let first = &wishes[members[0].index()];
-        let bootstrap = self.shared.bootstrap.subgroup(first.number, &members)?;
+        let life = &self.runtime.life;
+        let bootstrap = life.bootstrap.subgroup(first.number, &members)?;
         let PartOptions { timeout, strict, heap_bytes } = first.options;
-        let first_ranks = members.iter().map(|member| self.shared.identity.first(*member));
+        let first_ranks = members.iter().map(|member| life.identity.first(*member));
         let first_ranks = first_ranks.collect();
 
         let label = label.or_else(|| {
-            let parent = self.shared.identity.label.as_ref().filter(|_| self.setup.is_split);
+            let parent = life.identity.label.as_ref().filter(|_| self.setup.is_split);
             let parent = parent.map_or(String::new(), |label| format!("{label}, "));
             Some(format!("{parent}{name}{color}"))
         });
         let identity = Identity { label, first_ranks, is_first: false };
-        let family = Arc::clone(&self.shared.family);
-        let shared = Shared::new(bootstrap, timeout, family, identity);
-        self.shared.add_child(&shared);
+        let membership = self.membership.clone();
+        let runtime = Runtime::new(bootstrap, timeout, identity, membership.driver());
+        if self.runtime.work.is_for_thread() {
+            runtime.work.move_by_thread();
+        }
+        self.runtime.add_child(&runtime);
 
         let blocks = demands.iter().zip(blocks);
         let blocks = blocks.map(|(&(pool, bytes), block)| (pool, bytes, block.regroup(&members)));
@@ -165,7 +168,7 @@ impl Group {
         let nodes = members.iter().map(|member| self.topology().node(*member));
         let topology = Topology::by_key(nodes)?;
         let setup = Setup { topology, strict, is_split: true, ..self.setup.clone() };
-        Ok(Some(Self::new(setup, shared, heap)))
+        Ok(Some(Self::new(membership, setup, runtime, heap)))
     }
 
     fn wish(

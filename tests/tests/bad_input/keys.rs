@@ -122,6 +122,10 @@ unsafe impl<B: Bootstrap> Bootstrap for Cutting<B> {
         self.inner.relay()
     }
 
+    fn shares_process(&self) -> bool {
+        self.inner.shares_process()
+    }
+
     fn abort(&self, record: &[u8]) -> Result<(), Error> {
         self.inner.abort(record)
     }

@@ -48,7 +48,7 @@ impl Group {
 
         // Messages on streams do not order those of the host, so they are complete before the last
         // signals are sent.
-        let complete = match Arc::ptr_eq(&channel.shared, &self.shared) {
+        let complete = match Arc::ptr_eq(&channel.runtime, &self.runtime) {
             true => channel.flush(timeout),
             false => Err(invalid(format!(
                 "{} belongs to another group; end it with that group",
@@ -57,7 +57,7 @@ impl Group {
         };
 
         let label = format!("close {}", channel.name);
-        agree(&self.shared, &label, complete.map(|()| Offer::default()), deadline)?;
+        agree(&self.runtime, &label, complete.map(|()| Offer::default()), deadline)?;
 
         // A complete message may not have arrived yet. A signal is given after all earlier
         // messages, so a peer that has waited for it has received them.

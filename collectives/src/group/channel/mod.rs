@@ -30,9 +30,11 @@ use wait::{BOTH_PARK_MAX, PARK_MAX};
 pub use wait::{SignalWait, Turn};
 
 use super::buffer;
+use super::driver::OpenCount;
 use super::heap::Allocation;
+use super::life::LifeCycle;
 use super::report::{Fallback, LaneReport};
-use super::shared::Shared;
+use super::runtime::Runtime;
 use super::window::{Inner, WindowUse};
 use crate::bootstrap::AbortRecord;
 use crate::element::Element;
@@ -104,7 +106,7 @@ pub struct Channel<T> {
     /// Whether messages may be recorded into graphs.
     captures: bool,
     allocation: Option<Allocation>,
-    shared: Arc<Shared>,
+    runtime: Arc<Runtime>,
     /// `None` after the channel has ended on all ranks.
     used: Option<WindowUse>,
     elements: PhantomData<T>,
@@ -137,6 +139,8 @@ pub(super) struct ChannelSide {
     /// Whether copies with a constant stride become one copy of rows.
     copies_rows: bool,
     stream_waits: Mutex<StreamWaits>,
+    life: Arc<LifeCycle>,
+    open: Arc<OpenCount>,
     /// Whether messages on a stream or in a graph may be incomplete.
     is_watched: AtomicBool,
     /// Whether the host has submitted messages that it must move.
@@ -501,14 +505,15 @@ impl<T: Element> Channel<T> {
         mode: Mode,
         count: u64,
     ) -> Result<(), Error> {
-        self.shared.check()?;
+        self.runtime.life.check()?;
         self.check_peer(peer)?;
         if peer == self.rank {
             self.check_own(commands)?;
         }
 
         let tier = self.tiers[peer.index()];
-        let Self { sides, shared, name, .. } = self;
+        let Self { sides, runtime, name, .. } = self;
+        let life = &runtime.life;
         let Some(side) = &sides[tier as usize] else {
             return Err(Error::new(ErrorKind::Other, format!("no fabric connects rank {peer}")));
         };
@@ -524,11 +529,11 @@ impl<T: Element> Channel<T> {
         // The clock is read only if the engine has no room.
         let mut deadline = None;
         let wait_for_room = || {
-            shared.check()?;
-            let deadline = *deadline.get_or_insert_with(|| Deadline::after(shared.timeout));
+            life.check()?;
+            let deadline = *deadline.get_or_insert_with(|| Deadline::after(life.timeout));
             if deadline.has_passed() {
                 let text =
-                    format!("the engine has had no room for messages for {:?}", shared.timeout);
+                    format!("the engine has had no room for messages for {:?}", life.timeout);
                 return Err(Error::new(ErrorKind::Timeout, text));
             }
 
@@ -546,11 +551,12 @@ impl<T: Element> Channel<T> {
 
         // The waits of the group also poll messages that the host must move.
         if mode == Mode::Host && (queue.caps().polled || queue.is_busy()) {
-            side.open(shared);
+            side.open();
+            runtime.driver.wake_progress();
         }
         drop(queue);
 
-        submitted.map_err(|error| fail(shared, name, error))
+        submitted.map_err(|error| fail(life, name, error))
     }
 
     /// Refuses copies from this rank to itself whose source and destination overlap.
@@ -585,10 +591,10 @@ impl<T: Element> Channel<T> {
     }
 
     fn poll(&mut self, tier: Tier) -> Result<(), Error> {
-        self.shared.check()?;
+        self.runtime.life.check()?;
         let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
         let polled = side.queue().poll().map(drop);
-        polled.map_err(|error| fail(&self.shared, &self.name, error))
+        polled.map_err(|error| fail(&self.runtime.life, &self.name, error))
     }
 
     fn park(&mut self, tier: Tier, limit: Duration) -> Result<(), Error> {
@@ -596,7 +602,7 @@ impl<T: Element> Channel<T> {
         let limit = if self.sides.iter().flatten().count() > 1 { BOTH_PARK_MAX } else { limit };
         let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
         let parked = side.queue().park(limit);
-        parked.map_err(|error| fail(&self.shared, &self.name, error))
+        parked.map_err(|error| fail(&self.runtime.life, &self.name, error))
     }
 }
 
@@ -607,25 +613,28 @@ impl ChannelSide {
     }
 
     /// Counts the messages as open. The caller must hold the lock of the queue.
-    fn open(&self, group: &Shared) {
+    fn open(&self) {
         if !self.is_open.swap(true, Ordering::Relaxed) {
-            group.count_open();
-            group.family.wake_progress();
+            self.open.add();
         }
     }
 
     /// Counts the messages as complete. The caller must hold the lock of the queue.
-    fn close(&self, group: &Shared) {
+    fn close(&self) {
         if self.is_open.swap(false, Ordering::Relaxed) {
-            group.count_closed();
+            self.open.remove();
         }
     }
 }
 
 impl<T> Drop for Channel<T> {
     fn drop(&mut self) {
-        let deadline = Deadline::after(self.shared.timeout);
-        let is_well = self.shared.is_well();
+        if self.runtime.driver.is_of_parent() {
+            return;
+        }
+
+        let deadline = Deadline::after(self.runtime.life.timeout);
+        let is_well = self.runtime.life.is_well();
 
         let mut is_complete = is_well;
         for side in self.sides.iter().flatten() {
@@ -636,13 +645,13 @@ impl<T> Drop for Channel<T> {
 
             // A drop cannot return the error of an engine that cannot be released.
             let _ = queue.release();
-            side.close(&self.shared);
+            side.close();
             drop(queue);
 
             // After the end of the group, streams and graphs may still wait, and peers may still
             // write, so the group keeps the memory and goes on to release them.
             if is_well {
-                self.shared.remove_work(side);
+                self.runtime.work.remove(&**side);
             }
         }
 
@@ -664,24 +673,24 @@ fn unfinished_of(queue: &Queue) -> usize {
 }
 
 /// Ends the group if an engine has failed, and returns the error for the caller.
-fn fail(shared: &Shared, name: &str, error: Error) -> Error {
+fn fail(life: &LifeCycle, name: &str, error: Error) -> Error {
     // After a timeout or an invalid argument the channel can go on, so the group does not end.
     if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::InvalidArgument)
-        || shared.check().is_err()
+        || life.check().is_err()
     {
-        return shared.check().err().unwrap_or(error);
+        return life.check().err().unwrap_or(error);
     }
 
-    let rank = shared.bootstrap.rank();
-    let (cause, peer, text) = shared.cause_of_engine(&error);
-    shared.raise(AbortRecord {
+    let rank = life.bootstrap.rank();
+    let (cause, peer, text) = life.cause_of_engine(&error);
+    life.raise(AbortRecord {
         cause,
         by: Some(rank),
         operation: name.to_owned(),
         phase: "engine".to_owned(),
         ..AbortRecord::timeout(Some(peer), format!("{name}: {text}"))
     });
-    shared.check().err().unwrap_or(error)
+    life.check().err().unwrap_or(error)
 }
 
 fn invalid(text: String) -> Error {

@@ -16,8 +16,8 @@ use crate::group::Group;
 use crate::group::agreement::{Offer, agree, decode, encode};
 use crate::group::heap::{Demand, Dropped, FlagLanes, Pool};
 use crate::group::report::{Fallback, LaneReport, LinkReport};
+use crate::group::runtime::Runtime;
 use crate::group::segment::{Fabrics, Segment, connects};
-use crate::group::shared::Shared;
 use crate::group::window::{Extent, Inner, Window};
 use crate::plan::{LaneId, Tier};
 use crate::run::buffers::{
@@ -53,7 +53,7 @@ fn open<T: Element>(
 ) -> Result<Channel<T>, Error> {
     let len = window.len();
     let window = &window.inner;
-    group.shared.check()?;
+    group.runtime.life.check()?;
 
     // It counts when the ranks have agreed. A rank that refuses the call does not know which count
     // would change.
@@ -63,13 +63,13 @@ fn open<T: Element>(
     let rank = group.rank();
     let ranks = group.ranks();
     let deadline = Deadline::after(group.timeout());
-    let shared = Arc::clone(&group.shared);
+    let runtime = Arc::clone(&group.runtime);
     let tiers =
         Rank::all(ranks).map(|peer| tier_of(group.fabrics(), (rank, peer))).collect::<Box<[_]>>();
 
     // The use is added before the ranks agree, so that no slice is borrowed when the first message
     // of a peer arrives. If they do not agree, no rank has the channel and the use ends.
-    let opened = check_open(&shared, window, signals).and_then(|()| {
+    let opened = check_open(&runtime, window, signals).and_then(|()| {
         let extent = Extent { window: window.number, bytes: 0..window.bytes(), writes: true };
         let used = group.users.add_channel(name.clone(), extent)?;
         let (engines, report) = engines(group, &tiers)?;
@@ -82,7 +82,7 @@ fn open<T: Element>(
         let offer = Offer::default().field("window", window.number).field("signals", signals);
         offer.blob(encode(&dropped))
     });
-    let offers = agree(&shared, &name, offer, deadline)?;
+    let offers = agree(&runtime, &name, offer, deadline)?;
     group.channels = number;
     let (used, engines, report) = opened?;
 
@@ -130,11 +130,13 @@ fn open<T: Element>(
             memory,
             copies_rows,
             stream_waits: Mutex::default(),
+            life: Arc::clone(&runtime.life),
+            open: Arc::clone(runtime.driver.open_count()),
             is_open: AtomicBool::new(false),
             host_waits: (0..ranks).map(|_| AtomicU32::new(0)).collect(),
             is_watched: AtomicBool::new(false),
         });
-        shared.enter(Arc::clone(&side) as _, None);
+        runtime.add_work(Arc::clone(&side) as _, None);
         sides[tier as usize] = Some(side);
     }
 
@@ -153,7 +155,7 @@ fn open<T: Element>(
         report,
         captures: false,
         allocation: Some(allocation),
-        shared,
+        runtime,
         used: Some(used),
         elements: PhantomData,
     })
@@ -203,8 +205,8 @@ fn tier_of(fabrics: Fabrics<'_>, ranks: (Rank, Rank)) -> Tier {
     }
 }
 
-fn check_open(shared: &Arc<Shared>, window: &Inner, signals: usize) -> Result<(), Error> {
-    if !Arc::ptr_eq(&window.shared, shared) {
+fn check_open(runtime: &Arc<Runtime>, window: &Inner, signals: usize) -> Result<(), Error> {
+    if !Arc::ptr_eq(&window.runtime, runtime) {
         return Err(invalid(
             "the window belongs to another group; open it with this group".to_owned(),
         ));

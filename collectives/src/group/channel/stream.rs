@@ -57,7 +57,7 @@ impl<T: Element> Channel<T> {
         stream: &S,
         work: impl FnOnce(&mut StreamMessages<'_, T>) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        self.shared.check()?;
+        self.runtime.life.check()?;
         let side = self.sides[Tier::Local as usize].clone();
         let side = side.expect("the local fabric has an engine, which connects a rank with itself");
 
@@ -74,7 +74,7 @@ impl<T: Element> Channel<T> {
 
         let result = queue::on_stream(self, stream, admit, |channel, captures| {
             let mode = if captures { Mode::Captured } else { Mode::Stream };
-            let due = Instant::now() + channel.shared.timeout;
+            let due = Instant::now() + channel.runtime.life.timeout;
 
             let mut messages = StreamMessages { channel, mode, waits: Vec::new() };
             let worked = work(&mut messages);
@@ -92,7 +92,7 @@ impl<T: Element> Channel<T> {
             worked
         });
 
-        self.shared.watch_messages();
+        self.runtime.note_wait();
         result
     }
 
@@ -101,7 +101,7 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// The reason why the group has ended.
     pub fn check(&self) -> Result<(), Error> {
-        self.shared.check()
+        self.runtime.life.check()
     }
 }
 
@@ -221,7 +221,7 @@ impl<T: Element> HasQueue for Channel<T> {
     }
 
     fn broken(&self, error: Error) -> Error {
-        fail(&self.shared, &self.name, error)
+        fail(&self.runtime.life, &self.name, error)
     }
 }
 

@@ -225,7 +225,7 @@ impl<T: Element> Channel<T> {
 
             // This is read before the poll, which then sees all signals that the peer gave before
             // it left.
-            let has_left = self.shared.has_any_left() && self.shared.has_left(peer);
+            let has_left = self.runtime.life.has_any_left() && self.runtime.life.has_left(peer);
             self.poll(tier)?;
             if is_signalled(self)? {
                 return Ok(true);
@@ -260,7 +260,8 @@ impl<T: Element> Channel<T> {
             }
 
             // Peers may wait for starts of this rank before they give the signal.
-            let limit = if self.shared.drive_all() { BOTH_PARK_MAX } else { PARK_MAX };
+            let limit =
+                if self.runtime.driver.drive_others(None) { BOTH_PARK_MAX } else { PARK_MAX };
             let limit = turn.map_or(limit, |turn| turn.pause().min(limit));
 
             match backoff {
@@ -356,7 +357,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::{Bootstrap as _, in_process};
     use crate::group::Group;
-    use crate::group::work::Work as _;
+    use crate::group::driver::Work as _;
     use crate::plan::Tier;
 
     const LONG: Duration = Duration::from_secs(60);

@@ -8,8 +8,7 @@ use peerlane_hal::Rank;
 
 use super::{ChannelSide, StreamWait, unfinished_of};
 use crate::bootstrap::AbortRecord;
-use crate::group::shared::Shared;
-use crate::group::work::{Driven, Overdue, Work};
+use crate::group::driver::{Driven, Overdue, Work};
 use crate::run::queue::Queue;
 
 impl ChannelSide {
@@ -83,7 +82,7 @@ impl Work for ChannelSide {
 
     /// Moves messages of the host. The error of an engine is returned by the next call on the
     /// channel.
-    fn drive(&self, group: &Shared) -> Result<Driven, AbortRecord> {
+    fn drive(&self) -> Result<Driven, AbortRecord> {
         // If another thread uses the engine, that thread moves them.
         let Some(mut queue) = self.free_queue() else {
             return Ok(Driven { has_progressed: false, is_open: self.is_open() });
@@ -92,7 +91,7 @@ impl Work for ChannelSide {
         let before = queue.done();
         let is_open = queue.poll().is_ok() && unfinished_of(&queue) > 0;
         if !is_open {
-            self.close(group);
+            self.close();
         }
         Ok(Driven { has_progressed: queue.done() > before, is_open })
     }
@@ -110,13 +109,14 @@ impl Work for ChannelSide {
         host.chain(missing).filter(|peer| *peer != self.rank).collect()
     }
 
-    fn stream_timeout(&self, group: &Shared) -> Option<Duration> {
-        self.is_watched.load(Ordering::Acquire).then_some(group.timeout)
+    fn stream_timeout(&self) -> Option<Duration> {
+        self.is_watched.load(Ordering::Acquire).then_some(self.life.timeout)
     }
 
-    fn check_streams(&self, group: &Shared) -> Option<Overdue> {
-        let record = self.overdue(group.timeout)?;
-        Some(Overdue::Late { timeout: group.timeout, waits: self.waits(), record })
+    fn check_streams(&self) -> Option<Overdue> {
+        let timeout = self.life.timeout;
+        let record = self.overdue(timeout)?;
+        Some(Overdue::Late { timeout, waits: self.waits(), record })
     }
 
     /// Returns true, because a graph may hold messages of the channel.

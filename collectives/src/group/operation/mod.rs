@@ -24,6 +24,7 @@
 mod access;
 mod builder;
 mod constructors;
+mod execution;
 mod kept;
 mod lease;
 mod lens;

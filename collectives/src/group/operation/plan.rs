@@ -13,7 +13,7 @@ use crate::cost::{self, Choice, Links, Question};
 use crate::error::Error;
 use crate::group::options::check_timeout;
 use crate::group::report::PlanRange;
-use crate::group::shared::Shared;
+use crate::group::runtime::Runtime;
 use crate::layout::{BlockBytes, CHUNK_ALIGN_BYTES, FlagLayout, Layout};
 use crate::plan::{Algorithm, FlagOrder, Plan};
 use crate::run::buffers::{BufferId, DoubleBuffering, digest_bits};
@@ -32,7 +32,7 @@ const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 pub(super) struct GroupInfo<'a> {
     pub(super) rank: Rank,
     pub(super) topology: &'a Topology,
-    pub(super) shared: &'a Arc<Shared>,
+    pub(super) runtime: &'a Arc<Runtime>,
     pub(super) links: (&'a Links, bool),
     pub(super) mixed: bool,
     pub(super) tiers: bool,
@@ -125,7 +125,7 @@ impl OperationPlan {
             }
         };
         let mut layout = layout_of(spec.method.chunks.unwrap_or(1))?;
-        let mut request = Request::new(&spec, &layout, rank, group.shared)?;
+        let mut request = Request::new(&spec, &layout, rank, group.runtime)?;
         request.fields.extend(lens::fields(&blocks));
         let streams = spec.capturable || !spec.any_engine;
         let (_, copy_bytes_max) = layout.block_bytes_min_max();

@@ -58,7 +58,7 @@ struct OperationMemory {
 
 /// Prepares operations in one agreement. Collective.
 pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Vec<State>, Error> {
-    group.shared.check()?;
+    group.runtime.life.check()?;
     let mut labels = specs.iter().filter_map(|spec| spec.label.as_deref());
     if let Err(error) = labels.try_for_each(check_label) {
         return Err(group.refuse(error));
@@ -84,7 +84,7 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     let specs = specs.map(|(spec, name)| agree_lens(group, spec, name, deadline));
     let specs: Vec<_> = specs.collect::<Result<_, Error>>()?;
 
-    let shared = Arc::clone(&group.shared);
+    let runtime = Arc::clone(&group.runtime);
     let dropped = group.heap.dropped();
     let own_dropped = dropped.len();
     let preparations = specs.into_iter().map(|spec| Preparation::new(group, spec));
@@ -100,7 +100,7 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
             preparation.fields(offer, &prefix)
         })
     });
-    let offers = agree(&shared, &name, offer, deadline)?;
+    let offers = agree(&runtime, &name, offer, deadline)?;
     group.prepared = number;
 
     let mut preparations = preparations?;
@@ -137,7 +137,7 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
         // No rank signals before every rank has imported every buffer. After an error the memory
         // lives until all ranks know of it, because they may still be importing it.
         let votes =
-            agree(&shared, &format!("{name}, import"), vote.map_err(Error::clone), deadline)?;
+            agree(&runtime, &format!("{name}, import"), vote.map_err(Error::clone), deadline)?;
         for (index, report) in reports.iter().flatten().enumerate() {
             if report.capturable {
                 check_recordable(report, index, &votes)?;
@@ -150,7 +150,7 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
         .map(|((preparation, report), name)| preparation.finish(group, report, name))
         .collect();
 
-    shared.order.note_prepared(number);
+    runtime.work.order.note_prepared(number);
     Ok(states)
 }
 
@@ -216,7 +216,7 @@ fn agree_lens(
     let Some(offer) = spec.lens.offer(group.ranks()) else { return Ok(spec) };
     let label = format!("{name}, lengths of blocks");
     let offer = offer.map(|offer| offer.field("dtype", spec.dtype));
-    let offers = agree(&group.shared, &label, offer, deadline)?;
+    let offers = agree(&group.runtime, &label, offer, deadline)?;
     Ok(OperationSpec { lens: BlockLens::agreed(name, &offers)?, ..spec })
 }
 
@@ -589,10 +589,9 @@ impl Preparation {
         let executor =
             unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
 
-        let shared = Arc::clone(&group.shared);
+        let runtime = Arc::clone(&group.runtime);
         let allocation = Arc::clone(allocation);
-        let prepared =
-            Prepared::new(executor, shared, Arc::new(tracker), checks_starts, allocation);
+        let prepared = Prepared::new(executor, runtime, tracker, checks_starts, allocation);
         (prepared, local, operation)
     }
 }
@@ -604,12 +603,12 @@ fn planned(
     spec: OperationSpec,
 ) -> Result<(OperationPlan, Vec<DynEngine>), Error> {
     let rank = group.rank();
-    let Group { setup, shared, proofs, .. } = group;
+    let Group { setup, runtime, proofs, .. } = group;
     let Setup { fabric, network, topology, links, links_measured, mixed, .. } = setup;
     let mut info = GroupInfo {
         rank,
         topology,
-        shared,
+        runtime,
         links: (links, *links_measured),
         mixed: *mixed,
         tiers: network.is_some(),

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
+use super::execution::Execution;
 use crate::error::Error;
 use crate::group::call::Patience;
 use crate::group::heap::Allocation;
-use crate::group::shared::Shared;
+use crate::group::runtime::Runtime;
 use crate::group::start_part::{PeerLens, StartPart};
 use crate::group::tracker::StartTracker;
-use crate::group::work::Execution;
 use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::run::backoff::Backoff;
@@ -29,9 +29,8 @@ const COMPLETION: &str = "the completion of a start";
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
 pub(crate) struct Prepared {
-    executor: Arc<Mutex<Executor>>,
-    shared: Arc<Shared>,
-    tracker: Arc<StartTracker>,
+    execution: Arc<Execution>,
+    runtime: Arc<Runtime>,
     park_misses_events: bool,
     /// Whether flags are compared that the host cannot read directly.
     checks_starts: bool,
@@ -50,38 +49,36 @@ struct Progress {
 impl Prepared {
     pub(crate) fn new(
         executor: Executor,
-        shared: Arc<Shared>,
-        tracker: Arc<StartTracker>,
+        runtime: Arc<Runtime>,
+        tracker: StartTracker,
         checks_starts: bool,
         allocation: SharedAllocation,
     ) -> Self {
-        let lanes = || executor.lanes().iter();
-        let wakers = lanes().map(|lane| lane.queue.waker()).collect();
         let park_misses_events = executor.park_misses_events();
+        let mut lanes = executor.lanes().iter();
+        let queues = lanes.find_map(|lane| lane.queue.caps().shared_queues);
 
-        let queues = lanes().find_map(|lane| lane.queue.caps().shared_queues);
-        let executor = Arc::new(Mutex::new(executor));
-        let work = Execution::new(Arc::clone(&tracker), Arc::clone(&executor), wakers);
-        shared.enter(Arc::new(work), queues);
-        Self { executor, shared, tracker, park_misses_events, checks_starts, allocation }
+        let (life, open) = (Arc::clone(&runtime.life), Arc::clone(runtime.driver.open_count()));
+        let execution = Arc::new(Execution::new(Arc::new(tracker), executor, life, open));
+        runtime.add_work(Arc::clone(&execution) as _, queues);
+        Self { execution, runtime, park_misses_events, checks_starts, allocation }
     }
 
     fn executor(&self) -> MutexGuard<'_, Executor> {
-        // A panic inside is a bug of an engine; the drop releases the lanes.
-        self.executor.lock().unwrap_or_else(PoisonError::into_inner)
+        self.execution.executor()
     }
 
     pub(crate) fn tracker(&self) -> &Arc<StartTracker> {
-        &self.tracker
+        &self.execution.tracker
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.shared.check()
+        self.runtime.life.check()
     }
 
     /// Records that this rank has refused a start, for ranks that ask what it waits for.
     pub(crate) fn note_refusal(&self, error: &Error) {
-        self.shared.refusal.note(error);
+        self.runtime.work.order.refusal.note(error);
     }
 
     pub(crate) fn started(&self) -> u64 {
@@ -104,14 +101,14 @@ impl Prepared {
         };
         if done < started {
             // There may be many open starts on a stream, each with its own deadline.
-            let one = (!self.tracker.is_on_stream()).then(|| Deadline::after(timeout));
+            let one = (!self.tracker().is_on_stream()).then(|| Deadline::after(timeout));
             return self.wait(started, one);
         }
 
-        if self.shared.check().is_err() {
+        if self.runtime.life.check().is_err() {
             return self.fail();
         }
-        self.tracker.note_finished(started);
+        self.tracker().note_finished(started);
         Ok(())
     }
 
@@ -133,7 +130,7 @@ impl Prepared {
         }
 
         if is_submitted {
-            self.shared.check()?;
+            self.runtime.life.check()?;
             return Ok((started, is_done));
         }
 
@@ -147,26 +144,26 @@ impl Prepared {
         // Other executors of the operation may have made starts since the last one of this.
         if executor.started() < started {
             executor.skip_to(started);
-            self.tracker.skip_to(started);
+            self.tracker().skip_to(started);
         }
         executor.resize(plan, layout);
     }
 
     /// Sets the lengths and places of the starts after `started`, as [`StartTracker::set_part`].
     pub(crate) fn set_part(&self, part: &StartPart, pair: &dyn Fn(Rank) -> PeerLens, started: u64) {
-        self.tracker.set_part(part, pair, started);
+        self.tracker().set_part(part, pair, started);
     }
 
     pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
-        self.shared.check()?;
-        self.tracker.mark_on_host();
+        self.runtime.life.check()?;
+        self.tracker().mark_on_host();
         let epoch = self.begin(&mut self.executor(), deadline);
         self.drive()?;
         Ok(epoch)
     }
 
     pub(crate) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
-        self.shared.check()?;
+        self.runtime.life.check()?;
         if !self.executor().is_submitted() {
             // Without this wait, the rest of an eager start that met a full queue would be put onto
             // the stream.
@@ -178,9 +175,9 @@ impl Prepared {
             Ok(start) => return Ok(start),
             Err(StartFailure::Refused(error)) => return Err(error),
             Err(StartFailure::Broken(error)) => {
-                self.shared.raise(self.shared.broken(&self.tracker, &error))
+                self.runtime.life.raise(self.execution.broken(&error))
             }
-            Err(StartFailure::Overdue) => self.shared.raise_late(&self.tracker, timeout),
+            Err(StartFailure::Overdue) => self.execution.raise_late(timeout),
             Err(StartFailure::Aborted) => {}
         }
         self.fail()
@@ -195,12 +192,16 @@ impl Prepared {
         let admit = |executor: &Executor, captures| {
             if executor.needs_thread(captures) {
                 // The thread must run before the stream contains commands that depend on it.
-                self.shared.drive_by_thread(&self.tracker).map_err(StartFailure::Refused)?;
+                self.tracker().mark_driven_by_thread();
+                self.runtime.driver.start_progress().map_err(StartFailure::Refused)?;
             }
 
             match captures {
-                true => self.shared.watch_replays(&self.tracker),
-                false => self.tracker.mark_on_stream(),
+                true => {
+                    self.tracker().mark_captured();
+                    self.runtime.driver.wake_watchdog();
+                }
+                false => self.tracker().mark_on_stream(),
             }
             Ok(())
         };
@@ -216,14 +217,14 @@ impl Prepared {
         })?;
 
         if start == Start::Captured {
-            self.shared.family.wake_progress();
+            self.runtime.driver.wake_progress();
         }
         Ok(start)
     }
 
     fn begin(&self, executor: &mut Executor, deadline: Deadline) -> u64 {
-        let epoch = executor.start();
-        self.shared.open(&self.tracker, epoch, deadline);
+        let epoch = self.execution.begin(executor, deadline);
+        self.runtime.note_start(self.tracker().is_on_stream(), deadline);
         epoch
     }
 
@@ -234,16 +235,16 @@ impl Prepared {
 
         while !executor.is_submitted() {
             executor.drive().map_err(StartFailure::Broken)?;
-            let closed = self.shared.close_done(&self.tracker, executor);
+            let closed = self.execution.close_done(executor);
             closed.map_err(StartFailure::Broken)?;
 
             if executor.is_submitted() {
                 break;
             }
-            if self.shared.is_aborted() {
+            if self.runtime.life.is_aborted() {
                 return Err(StartFailure::Aborted);
             }
-            if self.tracker.is_overdue() {
+            if self.tracker().is_overdue() {
                 return Err(StartFailure::Overdue);
             }
 
@@ -256,7 +257,7 @@ impl Prepared {
         let done = self.drive()?.done;
         let is_complete = self.has_completed(done, epoch)?;
         if !is_complete {
-            self.shared.drive_others(&self.tracker);
+            self.drive_others();
         }
         Ok(is_complete)
     }
@@ -268,8 +269,8 @@ impl Prepared {
         deadline: Deadline,
         waker: &Waker,
     ) -> Poll<Result<(), Error>> {
-        self.tracker.event().set_waker(waker);
-        self.shared.observe(&self.tracker)?;
+        self.tracker().event().set_waker(waker);
+        self.observe()?;
 
         // This comes after the waker is set, so that a completion in between is not missed.
         if self.poll(epoch)? {
@@ -282,27 +283,27 @@ impl Prepared {
 
     /// Returns a descriptor that is readable when the start may be complete or the group has ended.
     pub(crate) fn descriptor(&mut self, epoch: u64) -> Result<BorrowedFd<'_>, Error> {
-        self.tracker.event().descriptor(COMPLETION)?;
-        self.shared.observe(&self.tracker)?;
-        if self.shared.is_aborted() || self.poll(epoch)? {
-            self.tracker.tell();
+        self.tracker().event().descriptor(COMPLETION)?;
+        self.observe()?;
+        if self.runtime.life.is_aborted() || self.poll(epoch)? {
+            self.tracker().tell();
         }
-        self.tracker.event().descriptor(COMPLETION)
+        self.tracker().event().descriptor(COMPLETION)
     }
 
     /// Ends the group if the start is overdue or waits for a rank that has left.
     fn check_late(&self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         let overdue = match deadline {
             Some(deadline) => deadline.has_passed().then(|| deadline.timeout()),
-            None => self.tracker.is_overdue().then(|| self.tracker.timeout()),
+            None => self.tracker().is_overdue().then(|| self.tracker().timeout()),
         };
 
         if let Some(timeout) = overdue {
-            self.shared.raise_late(&self.tracker, timeout);
+            self.execution.raise_late(timeout);
             return self.fail();
         }
 
-        if self.shared.has_any_left() && self.misses_left_rank(epoch)? {
+        if self.runtime.life.has_any_left() && self.misses_left_rank(epoch)? {
             return self.fail();
         }
         Ok(())
@@ -311,7 +312,7 @@ impl Prepared {
     fn has_completed(&self, done: u64, epoch: u64) -> Result<bool, Error> {
         // The completion was read before this check, and may be one that peers have only signalled
         // because the group has ended.
-        if self.shared.check().is_err() && !self.outlasts_end(epoch) {
+        if self.runtime.life.check().is_err() && !self.outlasts_end(epoch) {
             return self.fail();
         }
         if done < epoch {
@@ -321,23 +322,23 @@ impl Prepared {
         if self.differs(epoch) {
             return self.fail();
         }
-        self.tracker.note_finished(epoch);
+        self.tracker().note_finished(epoch);
         Ok(true)
     }
 
     /// Returns whether the start stays complete although the group has ended.
     fn outlasts_end(&self, epoch: u64) -> bool {
-        let is_of_host = !self.tracker.is_on_stream() && !self.tracker.is_captured();
-        is_of_host && self.tracker.outlasting() >= epoch
+        let is_of_host = !self.tracker().is_on_stream() && !self.tracker().is_captured();
+        is_of_host && self.tracker().outlasting() >= epoch
     }
 
     /// Ends the group if another rank has made the start `epoch` with other lengths or places.
     ///
-    /// [`Shared::close_done`] has compared the flags that the host can load, so this is for those
-    /// on a device.
+    /// [`Execution::close_done`] has compared the flags that the host can load, so this is for
+    /// those on a device.
     fn differs(&self, epoch: u64) -> bool {
-        let record = self.checks_starts.then(|| self.tracker.mismatch(epoch, true)).flatten();
-        record.map(|record| self.shared.raise(record)).is_some()
+        let record = self.checks_starts.then(|| self.tracker().mismatch(epoch, true)).flatten();
+        record.map(|record| self.runtime.life.raise(record)).is_some()
     }
 
     /// Waits until the start is complete.
@@ -354,8 +355,8 @@ impl Prepared {
         deadline: Option<Deadline>,
         limit: Option<Deadline>,
     ) -> Result<bool, Error> {
-        let _blocked = self.tracker.block(epoch, limit.is_some());
-        self.wait_blocked(epoch, (deadline, limit), &mut Patience::new(self.tracker.rank()))
+        let _blocked = self.tracker().block(epoch, limit.is_some());
+        self.wait_blocked(epoch, (deadline, limit), &mut Patience::new(self.tracker().rank()))
     }
 
     /// Waits for a part of the time in which the start may complete, as
@@ -366,11 +367,11 @@ impl Prepared {
         deadline: Option<Deadline>,
         part: Deadline,
     ) -> Result<bool, Error> {
-        let mut patience = self.tracker.take_patience(epoch);
-        let _blocked = self.tracker.block(epoch, false);
+        let mut patience = self.tracker().take_patience(epoch);
+        let _blocked = self.tracker().block(epoch, false);
         let is_complete = self.wait_blocked(epoch, (deadline, Some(part)), &mut patience)?;
         if !is_complete {
-            self.tracker.keep_patience(epoch, patience);
+            self.tracker().keep_patience(epoch, patience);
         }
         Ok(is_complete)
     }
@@ -403,14 +404,14 @@ impl Prepared {
             // A call that takes long is told to all ranks, so that ranks in different calls find
             // out. The watchdog wakes this thread for it.
             if patience.look().0 {
-                self.shared.tell_call();
+                self.runtime.work.tell_call();
             }
             if !std::mem::replace(&mut is_noted, true) {
-                self.shared.note_wait();
+                self.runtime.note_wait();
             }
 
             // Peers may wait for other operations of this rank first.
-            polls_several = self.shared.drive_others(&self.tracker) || self.park_misses_events;
+            polls_several = self.drive_others() || self.park_misses_events;
             match polled_at {
                 // The watchdog keeps the deadline and wakes the parked thread.
                 _ if !polls_several => self.executor().park(left)?,
@@ -433,28 +434,43 @@ impl Prepared {
             return Ok(false);
         }
 
-        let record = self.tracker.left(|rank| self.shared.has_left(rank));
-        Ok(record.map(|record| self.shared.raise(record)).is_some())
+        let record = self.tracker().left(|rank| self.runtime.life.has_left(rank));
+        Ok(record.map(|record| self.runtime.life.raise(record)).is_some())
+    }
+
+    /// Has the progress thread drive a start, whose completion its caller is then told.
+    fn observe(&self) -> Result<(), Error> {
+        if !self.tracker().is_observed() {
+            self.runtime.driver.start_progress()?;
+            self.tracker().observe();
+            self.runtime.driver.wake_progress();
+        }
+        Ok(())
+    }
+
+    /// Moves on other work that is open, and returns whether some is left.
+    fn drive_others(&self) -> bool {
+        self.runtime.driver.drive_others(Some(&*self.execution))
     }
 
     fn drive(&self) -> Result<Progress, Error> {
         let driven = {
             let mut executor = self.executor();
             executor.drive().and_then(|progressed| {
-                let done = self.shared.close_done(&self.tracker, &executor)?;
+                let done = self.execution.close_done(&executor)?;
                 Ok(Progress { done, progressed })
             })
         };
 
-        self.tracker.tell_complete();
+        self.tracker().tell_complete();
         driven.or_else(|error| {
-            self.shared.raise(self.shared.broken(&self.tracker, &error));
+            self.runtime.life.raise(self.execution.broken(&error));
             self.fail()
         })
     }
 
     fn fail<T>(&self) -> Result<T, Error> {
-        let error = self.shared.wait_acknowledged();
+        let error = self.runtime.life.wait_acknowledged();
         self.executor().release();
         Err(error)
     }
@@ -462,44 +478,50 @@ impl Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
+        if self.runtime.driver.is_of_parent() {
+            return;
+        }
+
         // A start that the caller did not wait for still uses the buffers, and peers rely on it.
-        if !std::thread::panicking() && self.shared.check().is_ok() {
+        if !std::thread::panicking() && self.runtime.life.check().is_ok() {
             // The group records any error.
-            let remaining = self.tracker.deadline().remaining();
+            let remaining = self.tracker().deadline().remaining();
             let _ = self.settle(remaining);
         }
 
         // After a group was closed well, its ranks write to each other's memory no more than while
         // it is open.
-        let is_well = self.shared.is_well();
+        let is_well = self.runtime.life.is_well();
         let started = self.started();
         // Every signal that peers have sent was waited for, unless a start is still open.
-        let is_settled = is_well && self.tracker.closed() >= started;
+        let is_settled = is_well && self.tracker().closed() >= started;
 
         let mut allocation = self.allocation.lock().unwrap_or_else(PoisonError::into_inner);
         if !is_settled {
             allocation.take().into_iter().for_each(Allocation::leak);
         } else if let Some(allocation) = allocation.as_mut() {
-            allocation.set_epochs(self.tracker.buffers().local.values_of(started));
+            allocation.set_epochs(self.tracker().buffers().local.values_of(started));
         }
         drop(allocation);
 
-        let is_abandoned = is_well && self.tracker.closed() < started;
+        let is_abandoned = is_well && self.tracker().closed() < started;
         if is_abandoned {
             // The thread panics, or the engine has failed. Peers go on with the start and write to
             // the memory.
-            self.tracker.abandon();
+            self.tracker().abandon();
         }
         if !is_well || is_abandoned {
-            self.shared.quarantine(self.tracker.buffers().clone());
+            self.runtime.work.quarantine(self.tracker().buffers().clone());
         }
 
         let mut executor = self.executor();
         executor.release();
 
         // The watchdog goes on to release graphs that may still run.
-        if is_well || !self.tracker.is_captured() {
-            self.shared.remove(&self.tracker);
+        if is_well || !self.tracker().is_captured() {
+            self.execution.forget();
+            self.runtime.work.order.note_dropped(self.tracker().last_call());
+            self.runtime.work.remove(&*self.execution);
         }
     }
 }

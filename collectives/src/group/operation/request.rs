@@ -12,7 +12,7 @@ use crate::collective::Collective;
 use crate::cost::Links;
 use crate::element::{DType, Operator};
 use crate::error::Error;
-use crate::group::shared::Shared;
+use crate::group::runtime::Runtime;
 use crate::group::window::{Extent, Inner};
 use crate::layout::{BufferPosition, Columns, InputPlacement, Layout, OutputPlacement, Placement};
 use crate::plan::Algorithm;
@@ -98,7 +98,7 @@ impl Request {
         spec: &OperationSpec,
         layout: &Layout,
         me: Rank,
-        group: &Arc<Shared>,
+        group: &Arc<Runtime>,
     ) -> Result<Self, Error> {
         check(spec)?;
         let mut request = Self {
@@ -128,7 +128,7 @@ impl Request {
         spec: &OperationSpec,
         layout: &Layout,
         me: Rank,
-        group: &Arc<Shared>,
+        group: &Arc<Runtime>,
     ) -> Result<(), Error> {
         if spec.inputs.len() > 1 {
             let positions = of_tensors("input", spec.inputs.len(), layout.tensors())?;
@@ -147,7 +147,7 @@ impl Request {
         spec: &OperationSpec,
         layout: &Layout,
         me: Rank,
-        group: &Arc<Shared>,
+        group: &Arc<Runtime>,
     ) -> Result<(), Error> {
         self.fields.push(("output".to_owned(), spec.target.name().to_owned()));
         match &spec.target {
@@ -190,9 +190,9 @@ impl Request {
         buffer: BufferId,
         (window, range): (&Arc<Inner>, Range<usize>),
         writes: bool,
-        group: &Arc<Shared>,
+        group: &Arc<Runtime>,
     ) -> Result<BufferPosition, Error> {
-        if !Arc::ptr_eq(&window.shared, group) {
+        if !Arc::ptr_eq(&window.runtime, group) {
             return Err(invalid(
                 "the window belongs to another group; open it with this group".to_owned(),
             ));

@@ -23,8 +23,8 @@ pub(crate) use uses::{BegunStart, Extent, WindowUse, WindowUses};
 use crate::element::{DType, Element, Untyped};
 use crate::error::Error;
 use crate::group::buffer::MemoryRange;
+use crate::group::runtime::Runtime;
 use crate::group::segment::Segment;
-use crate::group::shared::Shared;
 use crate::plan::Tier;
 
 /// Registered memory on every rank that several operations share, like a window in MPI.
@@ -64,7 +64,7 @@ pub struct Window<T> {
 
 pub(in crate::group) struct Inner {
     pub(in crate::group) number: u64,
-    pub(in crate::group) shared: Arc<Shared>,
+    pub(in crate::group) runtime: Arc<Runtime>,
     users: Arc<WindowUses>,
     pub(in crate::group) segment: Segment,
 }

@@ -12,8 +12,8 @@ use crate::element::DType;
 use crate::error::Error;
 use crate::group::Group;
 use crate::group::agreement::{Offer, agree, encode};
+use crate::group::runtime::Runtime;
 use crate::group::segment::{Segment, exchange};
-use crate::group::shared::Shared;
 
 /// Up to this number, ranks compare call sites one by one. More are compared in as many ranges, so that an error can name the one
 /// that differs.
@@ -54,10 +54,10 @@ pub(in crate::group) fn open(
     given: Option<DynRegion>,
     wanted: Result<(Offer, u64), Error>,
 ) -> Result<Arc<Inner>, Error> {
-    group.shared.check()?;
+    group.runtime.life.check()?;
     // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
     let number = group.windows + 1;
-    let (fabrics, shared) = (group.fabrics(), Arc::clone(&group.shared));
+    let (fabrics, runtime) = (group.fabrics(), Arc::clone(&group.runtime));
     let name = format!("window {number}");
     let own = wanted.and_then(|(offer, bytes)| {
         let offer = offer.field("window_bytes", bytes);
@@ -68,10 +68,10 @@ pub(in crate::group) fn open(
         Ok((offer, vec![segment?]))
     });
     let deadline = Deadline::after(group.timeout());
-    let segments = exchange(&shared, fabrics, &name, own, deadline)?;
+    let segments = exchange(&runtime, fabrics, &name, own, deadline)?;
     group.windows = number;
     let segment = segments.into_iter().next().expect("one segment was exchanged");
-    Ok(Arc::new(Inner { number, segment, users: Arc::clone(&group.users), shared }))
+    Ok(Arc::new(Inner { number, segment, users: Arc::clone(&group.users), runtime }))
 }
 
 /// A window whose release has failed, and the reason.
@@ -84,7 +84,7 @@ pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<
     // The reference that an earlier try has left is not a use of the window.
     group.unreleased.retain(|kept| !Arc::ptr_eq(kept, &inner));
 
-    let is_own = Arc::ptr_eq(&inner.shared, &group.shared);
+    let is_own = Arc::ptr_eq(&inner.runtime, &group.runtime);
     let released = release_everywhere(group, inner);
     if let Err((inner, _)) = &released
         && is_own
@@ -98,16 +98,16 @@ pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<
 ///
 /// After the first one no rank uses the window any more, so each ends its imports. After the second one all have.
 fn release_everywhere(group: &mut Group, inner: Arc<Inner>) -> Result<(), Refused> {
-    if let Err(ended) = group.shared.check() {
+    if let Err(ended) = group.runtime.life.check() {
         return Err((inner, ended));
     }
-    let shared = Arc::clone(&group.shared);
+    let runtime = Arc::clone(&group.runtime);
     let deadline = Deadline::after(group.timeout());
     let label = format!("release window {}", inner.number);
 
     group.kept.retain(|kept| !kept.uses(&inner));
-    let offer = check_unused(&shared, &inner).map(|()| Offer::default());
-    if let Err(error) = agree(&shared, &label, offer, deadline) {
+    let offer = check_unused(&runtime, &inner).map(|()| Offer::default());
+    if let Err(error) = agree(&runtime, &label, offer, deadline) {
         return Err((inner, error));
     }
 
@@ -115,13 +115,13 @@ fn release_everywhere(group: &mut Group, inner: Arc<Inner>) -> Result<(), Refuse
     group.users.remove_window(inner.number);
     let inner = Arc::into_inner(inner).expect("nothing else uses the window");
     let inner = Inner { segment: inner.segment.without_imports(), ..inner };
-    let ended = agree(&shared, &format!("{label}, imports"), Ok(Offer::default()), deadline);
+    let ended = agree(&runtime, &format!("{label}, imports"), Ok(Offer::default()), deadline);
     ended.map(drop).map_err(|error| (Arc::new(inner), error))
 }
 
 /// Refuses a window of another group, and one that an operation or a channel of this rank uses.
-fn check_unused(shared: &Arc<Shared>, inner: &Arc<Inner>) -> Result<(), Error> {
-    if !Arc::ptr_eq(&inner.shared, shared) {
+fn check_unused(runtime: &Arc<Runtime>, inner: &Arc<Inner>) -> Result<(), Error> {
+    if !Arc::ptr_eq(&inner.runtime, runtime) {
         return Err(Error::new(
             ErrorKind::InvalidArgument,
             "the window belongs to another group; release it with that group",

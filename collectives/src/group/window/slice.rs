@@ -21,12 +21,12 @@ pub struct WindowSliceMut<'w, T> {
 }
 
 fn enter(inner: &Inner, bytes: &Range<u64>, writes: bool) -> Result<WindowUse, Error> {
-    inner.shared.check()?;
+    inner.runtime.life.check()?;
     let extent = Extent { window: inner.number, bytes: bytes.clone(), writes };
     let borrowed = inner.users.borrow(extent)?;
 
     // Checked again, because an operation may leave the table when the group ends, although peers still write to the window.
-    inner.shared.check()?;
+    inner.runtime.life.check()?;
     Ok(borrowed)
 }
 

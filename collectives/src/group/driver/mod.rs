@@ -1,0 +1,391 @@
+//! Runs the threads that look after the work of groups.
+//!
+//! A driver lists the groups of a process, each with its work that is under way. The watchdog
+//! thread looks after each group. The progress thread moves on what no caller moves: lanes of
+//! starts on streams whose engines need polling, starts that are observed by a future or a
+//! descriptor, and everything if the caller wants that. It is started when it is first needed. Both
+//! threads sleep while they have nothing to do.
+//!
+//! A process has one driver, which its first group creates and its last one ends. Ranks that are
+//! threads of one process have one each, so that no rank moves the work of another: their groups
+//! use the driver of the thread that opens them.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `mod.rs` | the driver, and its threads |
+//! | `list.rs` | the list of what threads look after, and their sleep |
+//! | `work.rs` | what the threads know of operations and channels |
+//! | `group.rs` | the work of one group |
+//! | `order.rs` | how ranks find that they make calls in different orders |
+//! | `watchdog.rs` | deadlines, and the release of waits after the end of a group |
+
+mod group;
+mod list;
+mod order;
+mod watchdog;
+mod work;
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use peerlane_toolkit::limits;
+use rustix::thread::gettid;
+
+pub(super) use group::GroupWork;
+use list::{List, Rest};
+pub(super) use order::InExchange;
+pub(super) use watchdog::Watch;
+pub(super) use work::{Driven, DynWork, OpenCount, Overdue, Work};
+
+use super::caller::Caller;
+use crate::bootstrap::Bootstrap;
+use crate::error::Error;
+use crate::run::backoff::Backoff;
+
+/// A replayed graph should not wait long for its network transfers, so the progress thread sleeps
+/// at most this long.
+const NAP_MAX: Duration = Duration::from_millis(1);
+
+/// The longest sleep of a thread that nobody wakes.
+const SLEEP_MAX: Duration = Duration::from_secs(60);
+
+/// Looks after the work of groups on threads of its own.
+pub(super) struct Driver {
+    /// The process that has created the driver. Its threads do not exist in a forked child, and its
+    /// locks may be held there for ever, so a child does not touch it.
+    process: u32,
+    groups: List<Watch>,
+    open: Arc<OpenCount>,
+    /// How many callers have the progress thread move on all that is open.
+    drives_all: AtomicUsize,
+    subgroups: AtomicU32,
+    has_ended: AtomicBool,
+    watchdog: Worker,
+    progress: Worker,
+}
+
+/// A thread of a driver.
+#[derive(Default)]
+struct Worker {
+    rest: Rest,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// The number of the thread, by which it finds out that it would join itself. It is known in
+    /// the last destructors of a thread too, unlike `thread::current`.
+    id: AtomicI32,
+}
+
+/// Keeps a driver running until this is dropped.
+pub(super) struct Membership(Arc<Driver>);
+
+/// While it exists, the progress thread moves on all that is open.
+pub(super) struct DrivesAll(Arc<Driver>);
+
+impl Drop for DrivesAll {
+    fn drop(&mut self) {
+        self.0.drives_all.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The drivers of a process.
+///
+/// A forked child creates its own list, because a thread of its parent may have held the lock.
+struct Drivers {
+    process: u32,
+    all: Mutex<Vec<Listed>>,
+}
+
+/// A driver with the number of groups that keep it running.
+struct Listed {
+    /// The thread whose groups use the driver, or `None` if those of the process do.
+    of: Option<Caller>,
+    driver: Weak<Driver>,
+    members: usize,
+}
+
+impl Drivers {
+    fn of_process() -> &'static Self {
+        static DRIVERS: AtomicPtr<Drivers> = AtomicPtr::new(ptr::null_mut());
+
+        let process = std::process::id();
+        loop {
+            let known = DRIVERS.load(Ordering::Acquire);
+            // SAFETY: what is stored below is never freed.
+            if let Some(drivers) = unsafe { known.as_ref() }
+                && drivers.process == process
+            {
+                return drivers;
+            }
+
+            // The list of the parent of a forked child is left as it is.
+            let own = Box::into_raw(Box::new(Self { process, all: Mutex::default() }));
+            let stored = DRIVERS.compare_exchange(known, own, Ordering::AcqRel, Ordering::Acquire);
+            if stored.is_err() {
+                // SAFETY: no other thread has seen the pointer.
+                drop(unsafe { Box::from_raw(own) });
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Listed>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Membership {
+    /// Returns the driver for a group of the ranks that a bootstrap connects, and keeps it running.
+    ///
+    /// It is the one of the thread if that thread has one or other ranks of the group are threads
+    /// of this process, otherwise the one of the process.
+    pub(super) fn of_group(bootstrap: &dyn Bootstrap) -> Self {
+        let thread = Some(Caller::current());
+        let mut listed = Drivers::of_process().lock();
+        let is_of_thread =
+            bootstrap.shares_process() || listed.iter().any(|listed| listed.of == thread);
+        let of = thread.filter(|_| is_of_thread);
+
+        for known in &mut *listed {
+            if known.of == of
+                && let Some(driver) = known.driver.upgrade()
+            {
+                known.members += 1;
+                return Self(driver);
+            }
+        }
+
+        let driver = Arc::new(Driver::new());
+        listed.push(Listed { of, driver: Arc::downgrade(&driver), members: 1 });
+        Self(driver)
+    }
+
+    pub(super) fn driver(&self) -> &Arc<Driver> {
+        &self.0
+    }
+}
+
+impl Clone for Membership {
+    fn clone(&self) -> Self {
+        let mut listed = Drivers::of_process().lock();
+        let own = listed.iter_mut().find(|listed| listed.is(&self.0));
+        own.into_iter().for_each(|own| own.members += 1);
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if self.0.is_of_parent() {
+            return;
+        }
+
+        let mut listed = Drivers::of_process().lock();
+        let Some(index) = listed.iter().position(|listed| listed.is(&self.0)) else { return };
+        listed[index].members -= 1;
+        if listed[index].members > 0 {
+            return;
+        }
+
+        // The next group of the process creates another driver, also while this one ends.
+        listed.remove(index);
+        drop(listed);
+        self.0.end();
+    }
+}
+
+impl Listed {
+    fn is(&self, driver: &Arc<Driver>) -> bool {
+        ptr::eq(self.driver.as_ptr(), Arc::as_ptr(driver))
+    }
+}
+
+impl Driver {
+    fn new() -> Self {
+        Self {
+            process: std::process::id(),
+            groups: List::default(),
+            open: Arc::default(),
+            drives_all: AtomicUsize::new(0),
+            subgroups: AtomicU32::new(0),
+            has_ended: AtomicBool::new(false),
+            watchdog: Worker::default(),
+            progress: Worker::default(),
+        }
+    }
+
+    /// Returns whether this process was forked from the one that has created the driver.
+    pub(super) fn is_of_parent(&self) -> bool {
+        self.process != std::process::id()
+    }
+
+    pub(super) fn open_count(&self) -> &Arc<OpenCount> {
+        &self.open
+    }
+
+    pub(super) fn add(&self, group: Arc<Watch>) {
+        self.groups.add(group);
+        self.watchdog.rest.wake();
+    }
+
+    /// Removes a group, if it is still there. Afterwards the progress thread does not move its
+    /// work.
+    pub(super) fn remove(&self, group: &Watch) {
+        self.groups.remove(group);
+        // A waker of the caller can drop the group on that thread, which holds the lock then.
+        if !self.progress.is_current() {
+            drop(group.work.lock_moves());
+        }
+    }
+
+    /// Returns a number that this rank has given to no other subgroup.
+    pub(super) fn next_subgroup(&self) -> u32 {
+        self.subgroups.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Moves on what is open, except for `own` and for work that a thread waits for, and returns
+    /// whether something is left.
+    ///
+    /// Peers may wait for open work in another order than this rank.
+    pub(super) fn drive_others(&self, own: Option<&DynWork>) -> bool {
+        // Only this count says whether there is other work, because the list can be long.
+        if self.open.get() <= usize::from(own.is_some()) {
+            return false;
+        }
+
+        let (mut last, mut is_left) = (None, false);
+        while let Some((place, group)) = self.groups.next(last, |_| true) {
+            last = Some(place);
+            is_left |= group.work.drive_open(own);
+        }
+        is_left
+    }
+
+    /// Returns the ranks of a group that threads of this rank wait for in other groups.
+    pub(super) fn blocked_on(&self, own: &GroupWork) -> Vec<u32> {
+        let mut others = Vec::new();
+        self.groups.pick(&mut others, |group| !ptr::eq(&*group.work, own));
+        let ranks = others.iter().flat_map(|group| group.work.blocked_on());
+        ranks.filter_map(|rank| own.life.number_of(rank)).collect()
+    }
+
+    /// Has the progress thread move on what is open in other groups while this thread waits for a
+    /// message and has nothing open in its own.
+    pub(super) fn drive_meanwhile(self: &Arc<Self>) -> Option<DrivesAll> {
+        if self.open.get() == 0 || !self.groups.any(|group| group.work.has_unmoved()) {
+            return None;
+        }
+
+        // Without the thread, the call waits for peers that wait for other groups, until its
+        // deadline.
+        self.start_progress().ok()?;
+        self.drives_all.fetch_add(1, Ordering::SeqCst);
+        self.wake_progress();
+        Some(DrivesAll(Arc::clone(self)))
+    }
+
+    pub(super) fn start_watchdog(self: &Arc<Self>) -> Result<(), Error> {
+        let driver = Arc::clone(self);
+        self.watchdog.start("watchdog", move || driver.watch())
+    }
+
+    pub(super) fn start_progress(self: &Arc<Self>) -> Result<(), Error> {
+        let driver = Arc::clone(self);
+        self.progress.start("progress", move || driver.make_progress())
+    }
+
+    pub(super) fn wake_watchdog(&self) {
+        self.watchdog.rest.wake();
+    }
+
+    pub(super) fn wake_progress(&self) {
+        self.progress.rest.wake_if_asleep();
+    }
+
+    /// Ends and joins the threads.
+    fn end(&self) {
+        self.has_ended.store(true, Ordering::Release);
+        self.watchdog.end();
+        self.progress.end();
+    }
+
+    fn watch(&self) {
+        self.watchdog.note_thread();
+        let mut groups = Vec::new();
+        while !self.has_ended.load(Ordering::Acquire) {
+            self.groups.pick(&mut groups, |_| true);
+            let pauses = groups.drain(..).map(|group| group.look());
+            let pause = pauses.min().unwrap_or(SLEEP_MAX);
+            self.watchdog.rest.sleep(pause.min(SLEEP_MAX));
+        }
+    }
+
+    fn make_progress(&self) {
+        self.progress.note_thread();
+        let (mut groups, mut picked): (Vec<Arc<Watch>>, Vec<Arc<DynWork>>) = Default::default();
+        let mut backoff = Backoff::new(NAP_MAX);
+        while !self.has_ended.load(Ordering::Acquire) {
+            // Before the look: a start that is opened behind the look finds it, and wakes the
+            // thread.
+            self.progress.rest.announce();
+            let all = self.drives_all.load(Ordering::SeqCst) > 0;
+            self.groups.pick(&mut groups, |_| true);
+
+            let (mut is_idle, mut has_progressed) = (true, false);
+            let polled_at = Instant::now();
+            for group in groups.drain(..) {
+                let _moves = group.work.lock_moves();
+                group.work.pick_for_thread(all, &mut picked);
+                is_idle &= picked.is_empty();
+                has_progressed |= group.work.drive_picked(&picked);
+                // What is dropped meanwhile ends here, and not with the next start.
+                picked.clear();
+            }
+
+            if is_idle {
+                self.progress.rest.sleep(SLEEP_MAX);
+                continue;
+            }
+            self.progress.rest.withdraw();
+
+            if has_progressed {
+                backoff.reset();
+            } else if let Some(nap) = backoff.nap(polled_at) {
+                thread::sleep(nap);
+            } else {
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// Starts the thread if it does not run.
+    fn start(&self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            *thread = Some(limits::spawn(format!("peerlane-{name}"), body)?);
+        }
+        Ok(())
+    }
+
+    /// Notes that the calling thread is this one.
+    fn note_thread(&self) {
+        self.id.store(gettid().as_raw_pid(), Ordering::Relaxed);
+    }
+
+    fn is_current(&self) -> bool {
+        self.id.load(Ordering::Relaxed) == gettid().as_raw_pid()
+    }
+
+    fn end(&self) {
+        self.rest.wake();
+
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A waker of the caller can drop the last group on the thread, which then ends by itself.
+        if let Some(thread) = thread.filter(|_| !self.is_current()) {
+            // A panic there has been printed; there is nobody to hand it to.
+            let _ = thread.join();
+        }
+    }
+}
