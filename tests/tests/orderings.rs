@@ -3,6 +3,7 @@
 //!
 //! The modules under test are compiled here with the primitives of loom. A thread that nobody wakes is a deadlock, which loom reports.
 
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 use loom::sync::Arc;
@@ -17,6 +18,9 @@ mod sync {
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 }
 
+#[expect(dead_code, reason = "the models use a part of the list")]
+#[path = "../../collectives/src/group/driver/list.rs"]
+mod list;
 #[path = "../../bootstrap/src/monitor.rs"]
 mod monitor;
 #[path = "../../collectives/src/sleeper.rs"]
@@ -24,6 +28,7 @@ mod sleeper;
 #[path = "../../hal/host/src/doorbell/word.rs"]
 mod word;
 
+use list::{List, Rest};
 use monitor::Monitor;
 use sleeper::{Announcement, Sleeper};
 
@@ -155,7 +160,6 @@ fn messages<A: Announces>() {
         let (announcement, sleeper, has_messages) = &*shared;
         loop {
             announcement.make();
-            // As `Shared::drive_channels`.
             if has_messages.load(Ordering::Relaxed) && has_messages.swap(false, Ordering::AcqRel) {
                 break;
             }
@@ -251,4 +255,104 @@ fn a_look_without_a_fence_is_found() {
         }
     }
     messages::<OneSided>();
+}
+
+/// Work in a list, which looks into the list when it is dropped, as the drop of an operation may.
+struct Work {
+    is_open: AtomicBool,
+    list: std::sync::Weak<List<Work>>,
+}
+
+impl Work {
+    fn new(list: std::sync::Weak<List<Self>>) -> std::sync::Arc<Self> {
+        std::sync::Arc::new(Self { is_open: AtomicBool::new(false), list })
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        let list = self.list.upgrade();
+        assert!(list.is_none_or(|list| !list.any(|other| std::ptr::eq(other, self))));
+    }
+}
+
+/// Two callers prepare an operation each and start it, which a thread moves on and drops.
+fn starts(announces_first: bool) {
+    model(move || {
+        // Loom cannot drop it after a deadlock.
+        let shared = Arc::new((std::sync::Arc::new(List::default()), Rest::default()));
+        let shared = ManuallyDrop::new(shared);
+        let callers = [0, 1].map(|_| {
+            let shared = Arc::clone(&*shared);
+            thread::spawn(move || {
+                let (list, rest) = &*shared;
+                // A drop after a deadlock could not look.
+                let looks = announces_first.then(|| std::sync::Arc::downgrade(list));
+                let work = Work::new(looks.unwrap_or_default());
+                list.add(std::sync::Arc::clone(&work));
+                work.is_open.store(true, Ordering::Relaxed);
+                rest.wake_if_asleep();
+            })
+        });
+
+        let (list, rest) = &**shared;
+        let mut moved = 0;
+        while moved < 2 {
+            if announces_first {
+                rest.announce();
+            }
+            let mut picked = Vec::new();
+            list.pick(&mut picked, |work: &Work| work.is_open.load(Ordering::Relaxed));
+            if !announces_first {
+                rest.announce();
+            }
+
+            if picked.is_empty() {
+                rest.sleep(LIMIT);
+                continue;
+            }
+            rest.withdraw();
+            moved += picked.len();
+            picked.iter().for_each(|work: &std::sync::Arc<Work>| list.remove(work));
+        }
+        callers.into_iter().for_each(|caller| caller.join().unwrap());
+        assert!(!list.any(|_| true));
+        drop(ManuallyDrop::into_inner(shared));
+    });
+}
+
+#[test]
+fn a_start_is_found_in_the_list_or_wakes_the_progress_thread() {
+    starts(true);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_look_into_the_list_before_the_announcement_is_found() {
+    starts(false);
+}
+
+/// A thread goes through the list while two others remove what is before and behind its place.
+#[test]
+fn a_walk_meets_what_stays_in_the_list() {
+    model(|| {
+        let list = std::sync::Arc::new(List::default());
+        let works = [0, 1, 2, 3].map(|_| Work::new(std::sync::Arc::downgrade(&list)));
+        works.iter().for_each(|work| list.add(std::sync::Arc::clone(work)));
+        let [first, second, third, fourth] = works;
+        let removers = [first, third].map(|work| {
+            let list = std::sync::Arc::clone(&list);
+            thread::spawn(move || list.remove(&work))
+        });
+
+        let (mut last, mut met) = (None, Vec::new());
+        while let Some((number, work)) = list.next(last, |_| true) {
+            last = Some(number);
+            met.push(work);
+        }
+        for stays in [&second, &fourth] {
+            assert!(met.iter().any(|work| std::sync::Arc::ptr_eq(work, stays)));
+        }
+        removers.into_iter().for_each(|remover| remover.join().unwrap());
+    });
 }

@@ -14,20 +14,20 @@ use crate::group::Group;
 use crate::group::runtime::Runtime;
 
 #[derive(Debug, Default)]
-pub(crate) struct Offer {
+pub(super) struct Offer {
     fields: Vec<(String, String)>,
-    pub(crate) blobs: Vec<Vec<u8>>,
+    pub(super) blobs: Vec<Vec<u8>>,
 }
 
 impl Offer {
     #[must_use]
-    pub(crate) fn field(mut self, name: &str, value: impl ToString) -> Self {
+    pub(super) fn field(mut self, name: &str, value: impl ToString) -> Self {
         self.fields.push((name.to_owned(), value.to_string()));
         self
     }
 
     #[must_use]
-    pub(crate) fn blob(mut self, bytes: Vec<u8>) -> Self {
+    pub(super) fn blob(mut self, bytes: Vec<u8>) -> Self {
         self.blobs.push(bytes);
         self
     }
@@ -53,7 +53,7 @@ enum Said<'m> {
 /// # Errors
 /// This rank's own failure; another rank's, naming it; or
 /// [`Mismatch`](ErrorKind::Mismatch), naming the first rank and field that differ from rank 0's.
-pub(crate) fn agree(
+pub(super) fn agree(
     runtime: &Runtime,
     label: &str,
     mine: Result<Offer, Error>,

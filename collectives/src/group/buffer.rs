@@ -28,7 +28,7 @@ pub struct MemoryRange {
 }
 
 impl MemoryRange {
-    pub(crate) fn within(region: &dyn Region, offset: u64, bytes: u64) -> Self {
+    pub(super) fn within(region: &dyn Region, offset: u64, bytes: u64) -> Self {
         let offset = usize::try_from(offset).expect("a region fits the address space");
         let base = NonNull::new(region.base().as_ptr().wrapping_add(offset));
         // A region does not wrap around the address space.
@@ -44,11 +44,11 @@ pub struct Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    pub(crate) fn new(region: DynRegion) -> Self {
+    pub(super) fn new(region: DynRegion) -> Self {
         Self { region, elements: PhantomData }
     }
 
-    pub(crate) fn into_region(self) -> DynRegion {
+    pub(super) fn into_region(self) -> DynRegion {
         self.region
     }
 
@@ -120,7 +120,7 @@ impl<T> fmt::Debug for Buffer<T> {
 ///
 /// # Panics
 /// If they are not all in the region.
-pub(crate) unsafe fn bytes(region: &dyn Region, range: Range<u64>) -> Result<&[u8], Error> {
+pub(super) unsafe fn bytes(region: &dyn Region, range: Range<u64>) -> Result<&[u8], Error> {
     let (base, length) = host_bytes(region, range)?;
     // SAFETY: a host region is readable over its length while it lives; nobody writes, as the
     // caller says.
@@ -138,7 +138,7 @@ pub(crate) unsafe fn bytes(region: &dyn Region, range: Range<u64>) -> Result<&[u
     clippy::mut_from_ref,
     reason = "a region only names memory; exclusiveness is the caller's"
 )]
-pub(crate) unsafe fn bytes_mut(region: &dyn Region, range: Range<u64>) -> Result<&mut [u8], Error> {
+pub(super) unsafe fn bytes_mut(region: &dyn Region, range: Range<u64>) -> Result<&mut [u8], Error> {
     let (base, length) = host_bytes(region, range)?;
     // SAFETY: as for `bytes`; nobody else touches them, as the caller says.
     Ok(unsafe { std::slice::from_raw_parts_mut(base, length) })
@@ -151,7 +151,7 @@ pub(crate) unsafe fn bytes_mut(region: &dyn Region, range: Range<u64>) -> Result
 ///
 /// # Safety
 /// `to` is valid for writes of the length of `from`, nothing borrows these bytes, and `from` is elsewhere.
-pub(crate) unsafe fn store_shared(from: &[u8], to: *mut u8) {
+pub(super) unsafe fn store_shared(from: &[u8], to: *mut u8) {
     let (first, words) = words_within(to, from.len());
     let (head, rest) = from.split_at(first);
     let (body, tail) = rest.split_at(words * WORD_BYTES);
@@ -173,7 +173,7 @@ pub(crate) unsafe fn store_shared(from: &[u8], to: *mut u8) {
 ///
 /// # Safety
 /// `from` is valid for reads and writes of the length of `to`, nothing borrows these bytes for writing, and `to` is elsewhere.
-pub(crate) unsafe fn load_shared(from: *mut u8, to: &mut [u8]) {
+pub(super) unsafe fn load_shared(from: *mut u8, to: &mut [u8]) {
     let (first, words) = words_within(from, to.len());
     let (head, rest) = to.split_at_mut(first);
     let (body, tail) = rest.split_at_mut(words * WORD_BYTES);
@@ -198,7 +198,7 @@ fn words_within(base: *mut u8, bytes: usize) -> (usize, usize) {
     (first, (bytes - first) / WORD_BYTES)
 }
 
-pub(crate) fn host_bytes(
+pub(super) fn host_bytes(
     region: &dyn Region,
     range: Range<u64>,
 ) -> Result<(*mut u8, usize), Error> {

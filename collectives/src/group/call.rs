@@ -65,7 +65,7 @@ pub(super) enum Message {
 
 /// When a thread that waits tells its call.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(super) struct Patience {
     pause: Duration,
     has_looked: bool,
     /// The time of the next message, once the wait has had its second look.

@@ -12,14 +12,14 @@ use crate::error::Error;
 
 /// A descriptor, which is created when it is first needed, and the waker of a future.
 #[derive(Default)]
-pub(crate) struct Event {
+pub(super) struct Event {
     descriptor: OnceLock<OwnedFd>,
     waker: Mutex<Option<Waker>>,
 }
 
 impl Event {
     /// Returns the descriptor, which is readable after [`signal`](Self::signal).
-    pub(crate) fn descriptor(&self, of: &str) -> Result<BorrowedFd<'_>, Error> {
+    pub(super) fn descriptor(&self, of: &str) -> Result<BorrowedFd<'_>, Error> {
         if self.descriptor.get().is_none() {
             let created = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
             let what = format!("cannot create a descriptor for {of}");
@@ -30,7 +30,7 @@ impl Event {
         Ok(self.descriptor.get().expect("set above").as_fd())
     }
 
-    pub(crate) fn set_waker(&self, waker: &Waker) {
+    pub(super) fn set_waker(&self, waker: &Waker) {
         let mut own = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *own {
             Some(own) => own.clone_from(waker),
@@ -40,7 +40,7 @@ impl Event {
 
     /// Makes the descriptor readable and wakes the future. The state of the group must not be
     /// locked, because the waker may use the group.
-    pub(crate) fn signal(&self) {
+    pub(super) fn signal(&self) {
         if let Some(descriptor) = self.descriptor.get() {
             // It fails only if the counter is full, and then the descriptor is readable.
             let _ = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
@@ -54,7 +54,7 @@ impl Event {
     }
 
     /// Makes the descriptor unreadable.
-    pub(crate) fn clear(&self) {
+    pub(super) fn clear(&self) {
         if let Some(descriptor) = self.descriptor.get() {
             // It fails if the descriptor is not readable.
             let _ = rustix::io::read(descriptor, &mut [0_u8; 8]);

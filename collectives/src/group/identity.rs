@@ -6,7 +6,7 @@ use crate::error::Error;
 
 /// The name of a group and of its ranks in errors.
 #[derive(Debug)]
-pub(crate) struct Identity {
+pub(super) struct Identity {
     pub(super) label: Option<String>,
     /// The numbers of the ranks in the first group of the family.
     pub(super) first_ranks: Box<[Rank]>,

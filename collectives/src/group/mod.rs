@@ -45,7 +45,7 @@ mod segment;
 mod selection;
 mod split;
 mod start_part;
-pub(crate) mod tracker;
+mod tracker;
 mod window;
 
 use std::fmt;

@@ -206,12 +206,12 @@ impl Report {
 }
 
 impl LaneReport {
-    pub(crate) fn new(lane: LaneId, tier: Tier, backend: BackendId, caps: &Caps) -> Self {
+    pub(super) fn new(lane: LaneId, tier: Tier, backend: BackendId, caps: &Caps) -> Self {
         let Caps { kind, queued_wait: queued_waits, polled, .. } = *caps;
         Self { lane, tier, backend, kind, queued_waits, polled }
     }
 
-    pub(crate) fn is_queued(&self) -> bool {
+    pub(super) fn is_queued(&self) -> bool {
         self.queued_waits && !self.polled
     }
 }

@@ -6,8 +6,8 @@ use crate::layout::Layout;
 
 /// The lengths and places of a start as ranks compare them, in elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StartPart {
-    pub(crate) hash: u64,
+pub(super) struct StartPart {
+    pub(super) hash: u64,
     lens: StartLens,
     input: u64,
     output: u64,
@@ -24,7 +24,7 @@ enum StartLens {
 }
 
 impl StartPart {
-    pub(crate) fn new(layout: &Layout, rank: Rank, element_bytes: u64) -> Self {
+    pub(super) fn new(layout: &Layout, rank: Rank, element_bytes: u64) -> Self {
         let [input, output] = layout.offsets(rank).map(|offset| offset / element_bytes);
         let (lens, hash) = match layout.lengths() {
             None => (StartLens::Pairs, 2),
@@ -42,7 +42,7 @@ impl StartPart {
 
     /// Returns the hash of what both ranks of a pair know: the part, and the lengths in both
     /// directions.
-    pub(crate) fn hash_of_pair(&self, (rank, peer): (Rank, Rank), lens: PeerLens) -> u64 {
+    pub(super) fn hash_of_pair(&self, (rank, peer): (Rank, Rank), lens: PeerLens) -> u64 {
         let PeerLens { send, receive } = lens;
         let from_lower_rank = if rank <= peer { [send, receive] } else { [receive, send] };
         from_lower_rank.into_iter().fold(self.hash, mix)
@@ -50,7 +50,7 @@ impl StartPart {
 
     /// Describes the part for an error. If each pair of ranks has lengths of its own, `pair` is
     /// another rank and the lengths that this rank exchanges with it.
-    pub(crate) fn describe(&self, pair: Option<(Rank, PeerLens)>) -> String {
+    pub(super) fn describe(&self, pair: Option<(Rank, PeerLens)>) -> String {
         let Self { lens, input, output, .. } = self;
         let blocks = match (lens, pair) {
             (StartLens::Equal(len), _) => format!("blocks of {len} elements"),
@@ -66,9 +66,9 @@ impl StartPart {
 
 /// The lengths of the blocks that a rank and another one exchange, in elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PeerLens {
-    pub(crate) send: u64,
-    pub(crate) receive: u64,
+pub(super) struct PeerLens {
+    pub(super) send: u64,
+    pub(super) receive: u64,
 }
 
 fn mix(hash: u64, value: u64) -> u64 {

@@ -19,7 +19,7 @@ use crate::run::program::{AwaitedFlag, FlagWriters};
 
 /// Says what an operation does with its memory, the most restrictive last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Activity {
+pub(super) enum Activity {
     #[default]
     Idle,
     Open,
@@ -29,7 +29,7 @@ pub(crate) enum Activity {
     Abandoned,
 }
 
-pub(crate) struct StartTracker {
+pub(super) struct StartTracker {
     operation: String,
     /// The number of the call that prepared the operation.
     number: u64,
@@ -75,7 +75,7 @@ pub(crate) struct StartTracker {
 }
 
 /// Marks a thread as waiting for a start until this is dropped.
-pub(crate) struct Blocked<'t>(&'t StartTracker);
+pub(super) struct Blocked<'t>(&'t StartTracker);
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
@@ -84,7 +84,7 @@ impl Drop for Blocked<'_> {
 }
 
 /// Holds the part of the newest starts, and which starts have it.
-pub(crate) struct PartCell {
+pub(super) struct PartCell {
     part: Mutex<StartPart>,
     /// The lengths that this rank and each other one exchange, by rank; empty unless each pair of
     /// ranks has its own.
@@ -135,7 +135,7 @@ impl FlagSpan {
 
 impl PartCell {
     /// Creates a cell; `pairs` is the number of ranks if each pair of ranks has lengths of its own.
-    pub(crate) fn new(pairs: Option<usize>) -> Self {
+    pub(super) fn new(pairs: Option<usize>) -> Self {
         let pairs = vec![PeerLens::default(); pairs.unwrap_or(0)].into();
         Self { part: Mutex::default(), pairs: Mutex::new(pairs), before: AtomicU64::new(0) }
     }
@@ -168,7 +168,7 @@ impl PartCell {
 }
 
 impl StartTracker {
-    pub(crate) fn new(
+    pub(super) fn new(
         (operation, number): (String, u64),
         rank: Rank,
         timeout: Duration,
@@ -212,68 +212,68 @@ impl StartTracker {
         }
     }
 
-    pub(crate) fn timeout(&self) -> Duration {
+    pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    pub(crate) fn rank(&self) -> Rank {
+    pub(super) fn rank(&self) -> Rank {
         self.rank
     }
 
-    pub(crate) fn buffers(&self) -> &TierBuffers {
+    pub(super) fn buffers(&self) -> &TierBuffers {
         &self.views
     }
 
     /// Records that the next start is one of the host. Starts on a stream are watched until they
     /// are complete.
-    pub(crate) fn mark_on_host(&self) {
+    pub(super) fn mark_on_host(&self) {
         if self.due().is_none() {
             self.on_stream.store(false, Ordering::Release);
         }
     }
 
-    pub(crate) fn mark_on_stream(&self) {
+    pub(super) fn mark_on_stream(&self) {
         self.on_stream.store(true, Ordering::Release);
     }
 
-    pub(crate) fn is_on_stream(&self) -> bool {
+    pub(super) fn is_on_stream(&self) -> bool {
         self.on_stream.load(Ordering::Acquire)
     }
 
-    pub(crate) fn mark_captured(&self) {
+    pub(super) fn mark_captured(&self) {
         self.captured.store(true, Ordering::Release);
     }
 
-    pub(crate) fn set_replay_waits(&self, waits: bool) {
+    pub(super) fn set_replay_waits(&self, waits: bool) {
         self.replay_waits.store(waits, Ordering::Release);
     }
 
-    pub(crate) fn mark_driven_by_thread(&self) {
+    pub(super) fn mark_driven_by_thread(&self) {
         self.driven_by_thread.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn is_driven_by_thread(&self) -> bool {
+    pub(super) fn is_driven_by_thread(&self) -> bool {
         let is_driven = self.driven_by_thread.load(Ordering::SeqCst) || self.is_observed();
         is_driven && (self.is_captured() || self.due().is_some())
     }
 
     /// Records that a thread waits for a start until the result is dropped, and whether a limit of
     /// the caller can end the wait.
-    pub(crate) fn block(&self, epoch: u64, has_limit: bool) -> Blocked<'_> {
+    pub(super) fn block(&self, epoch: u64, has_limit: bool) -> Blocked<'_> {
         self.waits_for_end.store(!has_limit, Ordering::Relaxed);
         self.blocked.store(epoch, Ordering::Relaxed);
         Blocked(self)
     }
 
     /// Takes the patience of a wait for a start, which may be one part of several.
-    pub(crate) fn take_patience(&self, epoch: u64) -> Patience {
+    pub(super) fn take_patience(&self, epoch: u64) -> Patience {
         let kept = self.patience.lock().unwrap_or_else(PoisonError::into_inner).take();
         let kept = kept.filter(|(of, _)| *of == epoch);
         kept.map_or_else(|| Patience::new(self.rank), |(_, patience)| patience)
     }
 
     /// Keeps the patience for the next part of a wait.
-    pub(crate) fn keep_patience(&self, epoch: u64, patience: Patience) {
+    pub(super) fn keep_patience(&self, epoch: u64, patience: Patience) {
         *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = Some((epoch, patience));
     }
 
@@ -283,7 +283,7 @@ impl StartTracker {
         self.seen_blocked.swap(blocked, Ordering::Relaxed) == blocked
     }
 
-    pub(crate) fn is_blocked(&self) -> bool {
+    pub(super) fn is_blocked(&self) -> bool {
         self.blocked.load(Ordering::Relaxed) > 0
     }
 
@@ -310,34 +310,34 @@ impl StartTracker {
         is_same.then(|| self.opened.load(Ordering::Acquire))
     }
 
-    pub(crate) fn event(&self) -> &Event {
+    pub(super) fn event(&self) -> &Event {
         &self.event
     }
 
-    pub(crate) fn observe(&self) {
+    pub(super) fn observe(&self) {
         self.observed.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn is_observed(&self) -> bool {
+    pub(super) fn is_observed(&self) -> bool {
         self.observed.load(Ordering::SeqCst)
     }
 
     /// Tells the caller of an observed start that it may be complete, or that the group may have
     /// ended.
-    pub(crate) fn tell(&self) {
+    pub(super) fn tell(&self) {
         if self.is_observed() {
             self.event.signal();
         }
     }
 
-    pub(crate) fn tell_complete(&self) {
+    pub(super) fn tell_complete(&self) {
         if self.is_observed() && self.due().is_none() {
             self.event.signal();
         }
     }
 
     /// Counts the memory of the operation as used from now on, because peers may still write to it.
-    pub(crate) fn abandon(&self) {
+    pub(super) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);
     }
 
@@ -345,11 +345,11 @@ impl StartTracker {
         self.abandoned.load(Ordering::Acquire)
     }
 
-    pub(crate) fn is_captured(&self) -> bool {
+    pub(super) fn is_captured(&self) -> bool {
         self.captured.load(Ordering::Acquire)
     }
 
-    pub(crate) fn open(&self, epoch: u64, deadline: Deadline) {
+    pub(super) fn open(&self, epoch: u64, deadline: Deadline) {
         if self.closed.load(Ordering::Relaxed) + 1 == epoch {
             self.set_deadline(deadline);
         }
@@ -362,7 +362,7 @@ impl StartTracker {
     /// Counts the starts up to `epoch` as complete.
     ///
     /// The caller must hold the lock of the operation's executor.
-    pub(crate) fn close(&self, epoch: u64) {
+    pub(super) fn close(&self, epoch: u64) {
         if self.is_abandoned() {
             return;
         }
@@ -376,22 +376,22 @@ impl StartTracker {
         }
     }
 
-    pub(crate) fn deadline(&self) -> Deadline {
+    pub(super) fn deadline(&self) -> Deadline {
         let left = self.due().map(|due| due.saturating_duration_since(Instant::now()));
         Deadline::after(left.unwrap_or(self.timeout))
     }
 
-    pub(crate) fn due(&self) -> Option<Instant> {
+    pub(super) fn due(&self) -> Option<Instant> {
         let open = self.opened.load(Ordering::Acquire) > self.closed();
         let nanos = self.deadline_nanos.load(Ordering::Relaxed);
         open.then(|| self.origin + Duration::from_nanos(nanos))
     }
 
-    pub(crate) fn is_overdue(&self) -> bool {
+    pub(super) fn is_overdue(&self) -> bool {
         self.due().is_some_and(|due| due <= Instant::now())
     }
 
-    pub(crate) fn closed(&self) -> u64 {
+    pub(super) fn closed(&self) -> u64 {
         self.closed.load(Ordering::SeqCst)
     }
 
@@ -400,7 +400,7 @@ impl StartTracker {
         self.deadline_nanos.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    pub(crate) fn missing(&self) -> Option<(AwaitedFlag, Option<u64>)> {
+    pub(super) fn missing(&self) -> Option<(AwaitedFlag, Option<u64>)> {
         self.missing_flags().next()
     }
 
@@ -408,13 +408,13 @@ impl StartTracker {
     ///
     /// A graph replay resets the flags that it has passed, so the ranks that signaled these flags
     /// count as missing too.
-    pub(crate) fn missing_writers(&self) -> BTreeSet<Rank> {
+    pub(super) fn missing_writers(&self) -> BTreeSet<Rank> {
         let writers = self.missing_flags().map(|(wait, _)| self.writers.find_writer(wait.flag));
         writers.filter(|rank| *rank != self.rank).collect()
     }
 
     /// Records that the starts of the operation copy nothing.
-    pub(crate) fn without_data(self) -> Self {
+    pub(super) fn without_data(self) -> Self {
         Self { moves_data: false, ..self }
     }
 
@@ -424,7 +424,7 @@ impl StartTracker {
     /// It is called before this rank answers that it knows of the end. Peers release their queues
     /// afterwards: they may then signal what they have not sent, and write to the memory of starts
     /// that are complete, so starts with data do not count.
-    pub(crate) fn note_outlasting(&self) {
+    pub(super) fn note_outlasting(&self) {
         if self.moves_data {
             return;
         }
@@ -437,7 +437,7 @@ impl StartTracker {
     }
 
     /// Returns the last start that stays complete although the group has ended.
-    pub(crate) fn outlasting(&self) -> u64 {
+    pub(super) fn outlasting(&self) -> u64 {
         self.outlasting.load(Ordering::Acquire)
     }
 
@@ -481,7 +481,7 @@ impl StartTracker {
         self.closed() + 1
     }
 
-    pub(crate) fn overdue(&self, timeout: Duration) -> AbortRecord {
+    pub(super) fn overdue(&self, timeout: Duration) -> AbortRecord {
         let rank = self.rank;
 
         if let Some(Start::Captured) = self.waiting()
@@ -523,7 +523,7 @@ impl StartTracker {
         self.record(Cause::Timeout, Some(writer), &flag.to_string(), &text)
     }
 
-    pub(crate) fn left(&self, has_left: impl Fn(Rank) -> bool) -> Option<AbortRecord> {
+    pub(super) fn left(&self, has_left: impl Fn(Rank) -> bool) -> Option<AbortRecord> {
         let (wait, _) = self.missing()?;
         let writer = self.writers.find_writer(wait.flag);
         if !has_left(writer) {
@@ -540,7 +540,7 @@ impl StartTracker {
 
     /// Returns the newest start if the record is about this operation, and its starts can have
     /// lengths and places of their own.
-    pub(crate) fn start_of(&self, record: &AbortRecord) -> Option<SizedStart> {
+    pub(super) fn start_of(&self, record: &AbortRecord) -> Option<SizedStart> {
         let part = self.part.as_ref().filter(|_| self.operation == record.operation)?;
         let epoch = self.opened.load(Ordering::Acquire);
         // A later resize is for a start that is not made yet.
@@ -558,7 +558,7 @@ impl StartTracker {
     }
 
     /// Counts starts up to `epoch` as made by another executor of the operation.
-    pub(crate) fn skip_to(&self, epoch: u64) {
+    pub(super) fn skip_to(&self, epoch: u64) {
         if self.due().is_none() {
             if !self.is_unfinished() {
                 self.note_finished(epoch);
@@ -570,7 +570,7 @@ impl StartTracker {
 
     /// Sets the lengths and places of the starts after `before`. `pair` returns the lengths that
     /// this rank and another one exchange.
-    pub(crate) fn set_part(&self, part: &StartPart, pair: &dyn Fn(Rank) -> PeerLens, before: u64) {
+    pub(super) fn set_part(&self, part: &StartPart, pair: &dyn Fn(Rank) -> PeerLens, before: u64) {
         let Some(cell) = &self.part else { return };
         let is_of_pairs = cell.is_of_pairs();
         let hash_of = |peer| match is_of_pairs {
@@ -586,13 +586,13 @@ impl StartTracker {
     }
 
     /// Returns whether starts can have lengths and places of their own, which ranks compare.
-    pub(crate) fn compares_starts(&self) -> bool {
+    pub(super) fn compares_starts(&self) -> bool {
         self.part.is_some()
     }
 
     /// Returns the record of a mismatch of the first open start that another rank has made with
     /// other lengths or places.
-    pub(crate) fn first_mismatch(&self) -> Option<AbortRecord> {
+    pub(super) fn first_mismatch(&self) -> Option<AbortRecord> {
         let opened = self.opened.load(Ordering::Acquire);
         (self.epoch()..=opened).find_map(|epoch| self.mismatch(epoch, true))
     }
@@ -602,7 +602,7 @@ impl StartTracker {
     ///
     /// Only starts since the last resize can be compared. Flags that the host cannot read directly
     /// are examined only if `slowly` is set.
-    pub(crate) fn mismatch(&self, epoch: u64, slowly: bool) -> Option<AbortRecord> {
+    pub(super) fn mismatch(&self, epoch: u64, slowly: bool) -> Option<AbortRecord> {
         let part = self.part.as_ref().filter(|part| part.is_of(epoch))?;
         let start = Start::Eager(epoch);
         let mut span = slowly.then(|| self.span.lock().unwrap_or_else(PoisonError::into_inner));
@@ -674,12 +674,12 @@ impl StartTracker {
     }
 
     /// Records that the caller knows that the starts up to `epoch` are complete.
-    pub(crate) fn note_finished(&self, epoch: u64) {
+    pub(super) fn note_finished(&self, epoch: u64) {
         self.finished.fetch_max(epoch, Ordering::AcqRel);
     }
 
     /// Returns whether the caller does not know yet that all starts are complete.
-    pub(crate) fn is_unfinished(&self) -> bool {
+    pub(super) fn is_unfinished(&self) -> bool {
         self.opened.load(Ordering::Acquire) > self.finished.load(Ordering::Acquire)
     }
 
@@ -688,7 +688,7 @@ impl StartTracker {
     /// A start of the host counts as open until its caller knows that it is complete, and not only
     /// until it is: whether another start is refused then depends on what this rank has called, and
     /// never on how fast the ranks are.
-    pub(crate) fn activity(&self) -> Activity {
+    pub(super) fn activity(&self) -> Activity {
         if self.is_abandoned() {
             return Activity::Abandoned;
         }

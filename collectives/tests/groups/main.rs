@@ -7,6 +7,7 @@
 //! | `channel` | one-sided messages between ranks |
 //! | `closed_groups` | closed groups leave no descriptor and no memory behind; in a process of its own, because all of it counts |
 //! | `deaths` | the death of a rank is told while a child of it lives; the ranks are processes, because they fork and end |
+//! | `drivers` | the threads that look after groups are counted, in processes of their own |
 //! | `group_end` | a caller that calls nothing else learns that its group has ended |
 //! | `heap` | operations use the blocks of the heap again; with a limit of descriptors in a process of its own |
 //! | `matrices` | ranges of columns of matrices, on engines with rows and without |
@@ -28,6 +29,7 @@ mod buffer_plan;
 mod channel;
 mod closed_groups;
 mod deaths;
+mod drivers;
 mod group_end;
 mod heap;
 mod matrices;

@@ -42,7 +42,7 @@ const NAMED_RANKS_MAX: usize = 16;
 const CONFIRM_PAUSE: Duration = Duration::from_millis(50);
 /// The pause between two looks at the process of a relay that has not answered.
 const SIGHT_PAUSE: Duration = Duration::from_millis(100);
-pub(crate) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_millis(1500);
+pub(super) const ACKNOWLEDGE_TIMEOUT: Duration = Duration::from_millis(1500);
 const ACKNOWLEDGE_ANSWERED_TIMEOUT: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,19 +59,19 @@ pub(super) fn encode_order(message: call::Message) -> Vec<u8> {
 
 /// What a rank tells the others when one of them asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RankState {
+pub(super) struct RankState {
     /// The ranks that this rank waits for; empty if it does not wait.
-    pub(crate) waits: Vec<u32>,
+    pub(super) waits: Vec<u32>,
     /// This rank's newest start of the operation that the inquiry is about, if starts can have lengths and places of their own.
-    pub(crate) start: Option<SizedStart>,
+    pub(super) start: Option<SizedStart>,
     /// The call that this rank is in, or the last one if it has refused it, as the words after "rank 1".
-    pub(crate) call: Option<String>,
+    pub(super) call: Option<String>,
     /// The ranks whose processes this rank sees, and whether they are stopped.
-    pub(crate) seen: Vec<(u32, bool)>,
+    pub(super) seen: Vec<(u32, bool)>,
 }
 
 /// What this rank sees of the processes of others.
-pub(crate) trait Sight {
+pub(super) trait Sight {
     /// Returns what this rank sees of the process of a rank.
     fn process(&self, rank: Rank) -> ProcessState;
 
@@ -81,9 +81,9 @@ pub(crate) trait Sight {
 
 /// The number of a start, and its lengths and places in words.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct SizedStart {
-    pub(crate) epoch: u64,
-    pub(crate) part: String,
+pub(super) struct SizedStart {
+    pub(super) epoch: u64,
+    pub(super) part: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,7 +93,7 @@ struct Answer {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(super) enum Action {
     Broadcast(Vec<u8>),
     Abort(AbortRecord),
     /// Compares the calls of another rank with those of this one.
@@ -104,7 +104,7 @@ pub(crate) enum Action {
 }
 
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(super) struct Control {
     rank: Rank,
     left: Vec<bool>,
     relay: Option<Rank>,
@@ -154,7 +154,7 @@ impl Pending {
 }
 
 impl Control {
-    pub(crate) fn new(rank: Rank, ranks: usize, relay: Option<Rank>) -> Self {
+    pub(super) fn new(rank: Rank, ranks: usize, relay: Option<Rank>) -> Self {
         Self {
             rank,
             left: vec![false; ranks],
@@ -170,11 +170,11 @@ impl Control {
         }
     }
 
-    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
+    pub(super) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    pub(crate) fn add_exchange(&mut self, took: Duration) {
+    pub(super) fn add_exchange(&mut self, took: Duration) {
         self.exchange = Some(self.exchange.map_or(took, |shortest| shortest.min(took)));
     }
 
@@ -184,24 +184,24 @@ impl Control {
         limit.clamp(INQUIRY_TIMEOUT_MIN, INQUIRY_TIMEOUT_MAX)
     }
 
-    pub(crate) fn add_queues(&mut self, queues: Option<SharedQueues>) {
+    pub(super) fn add_queues(&mut self, queues: Option<SharedQueues>) {
         self.queues = self.queues.or(queues);
     }
 
-    pub(crate) fn record(&self) -> Option<&AbortRecord> {
+    pub(super) fn record(&self) -> Option<&AbortRecord> {
         self.record.as_ref()
     }
 
-    pub(crate) fn is_acknowledged(&self) -> bool {
+    pub(super) fn is_acknowledged(&self) -> bool {
         self.record.is_some() && self.acknowledge_by.is_none()
     }
 
-    pub(crate) fn has_left(&self, rank: Rank) -> bool {
+    pub(super) fn has_left(&self, rank: Rank) -> bool {
         self.left.get(rank.index()).is_some_and(|left| *left)
     }
 
     #[must_use]
-    pub(crate) fn overdue(
+    pub(super) fn overdue(
         &mut self,
         now: Instant,
         state: RankState,
@@ -216,7 +216,7 @@ impl Control {
     }
 
     #[must_use]
-    pub(crate) fn abort(&mut self, now: Instant, record: AbortRecord) -> Option<Action> {
+    pub(super) fn abort(&mut self, now: Instant, record: AbortRecord) -> Option<Action> {
         let is_pending = self.pending.as_ref().is_some_and(|pending| pending.record.is_some());
         if self.record.is_some() || is_pending {
             return None;
@@ -225,13 +225,13 @@ impl Control {
         Some(Action::Abort(record))
     }
 
-    pub(crate) fn adopt(&mut self, now: Instant, record: AbortRecord) {
+    pub(super) fn adopt(&mut self, now: Instant, record: AbortRecord) {
         self.end(now, record);
         self.acknowledge_by = None;
     }
 
     #[must_use]
-    pub(crate) fn receive(
+    pub(super) fn receive(
         &mut self,
         now: Instant,
         notice: Notice,
@@ -260,7 +260,7 @@ impl Control {
 
     /// The bootstrap's time limit for delivering a message is longer than an inquiry, so that a rank which decides has
     /// heard all answers.
-    pub(crate) fn relay_timeout(&self) -> Duration {
+    pub(super) fn relay_timeout(&self) -> Duration {
         let limit = self.inquiry_timeout() * 7 / 5;
         // A relay in this process does not stop alone.
         if self.relay == Some(self.rank) { ACKNOWLEDGE_TIMEOUT.max(limit) } else { limit }
@@ -311,7 +311,7 @@ impl Control {
     }
 
     #[must_use]
-    pub(crate) fn tick(&mut self, now: Instant, sight: &dyn Sight) -> Option<Action> {
+    pub(super) fn tick(&mut self, now: Instant, sight: &dyn Sight) -> Option<Action> {
         if self.acknowledge_by.is_some_and(|by| by <= now) {
             self.acknowledge_by = None;
         }
@@ -356,7 +356,7 @@ impl Control {
         None
     }
 
-    pub(crate) fn next_tick(&self) -> Option<Instant> {
+    pub(super) fn next_tick(&self) -> Option<Instant> {
         if self.record.is_some() {
             return self.acknowledge_by;
         }
@@ -365,7 +365,7 @@ impl Control {
     }
 
     /// Returns the time until [`tick`](Self::tick) has something to do.
-    pub(crate) fn until_tick(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn until_tick(&self, now: Instant) -> Option<Duration> {
         self.next_tick().map(|at| at.saturating_duration_since(now))
     }
 

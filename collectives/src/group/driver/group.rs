@@ -160,8 +160,8 @@ impl GroupWork {
         };
 
         let (mut last, mut is_left) = (None, false);
-        while let Some((place, work)) = self.list.next(last, is_picked) {
-            last = Some(place);
+        while let Some((number, work)) = self.list.next(last, is_picked) {
+            last = Some(number);
             if work.is_observed() {
                 // The progress thread drives it, and tells its caller without a lock.
                 is_left = true;

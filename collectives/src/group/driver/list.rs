@@ -9,21 +9,21 @@ use std::time::Duration;
 use crate::sleeper::{Announcement, Sleeper};
 use crate::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The place of an entry in a list, which no other entry gets.
+/// The number of an entry in a list, which no other entry gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::group) struct Place(u64);
+pub(super) struct EntryNumber(u64);
 
 /// Lists what threads look after.
 ///
 /// A thread that goes through the list holds its lock only from one entry to the next. It meets
 /// every entry that is there from its first step to its last, whatever else is removed meanwhile.
-pub(in crate::group) struct List<T: ?Sized> {
+pub(super) struct List<T: ?Sized> {
     entries: Mutex<Entries<T>>,
 }
 
 struct Entries<T: ?Sized> {
-    /// In the order of their places, because entries are added at the end.
-    all: Vec<(Place, Arc<T>)>,
+    /// In the order of their numbers, because entries are added at the end.
+    all: Vec<(EntryNumber, Arc<T>)>,
     next: u64,
 }
 
@@ -35,15 +35,15 @@ impl<T: ?Sized> Default for List<T> {
 
 impl<T: ?Sized> List<T> {
     /// Adds an entry, which stays until it is removed.
-    pub(in crate::group) fn add(&self, entry: Arc<T>) {
+    pub(super) fn add(&self, entry: Arc<T>) {
         let mut entries = self.lock();
-        let place = Place(entries.next);
+        let number = EntryNumber(entries.next);
         entries.next += 1;
-        entries.all.push((place, entry));
+        entries.all.push((number, entry));
     }
 
     /// Removes an entry, if it is still there.
-    pub(in crate::group) fn remove(&self, entry: &T) {
+    pub(super) fn remove(&self, entry: &T) {
         let mut entries = self.lock();
         let found =
             entries.all.iter().position(|(_, other)| ptr::addr_eq(&raw const **other, entry));
@@ -54,41 +54,41 @@ impl<T: ?Sized> List<T> {
         drop(removed);
     }
 
-    /// Returns the first entry behind `place`, or of all, that `is_picked` picks.
+    /// Returns the first entry behind another one, or of all, that `is_picked` picks.
     ///
     /// The list is locked while `is_picked` runs, but not when the caller uses the entry.
-    pub(in crate::group) fn next(
+    pub(super) fn next(
         &self,
-        place: Option<Place>,
+        after: Option<EntryNumber>,
         is_picked: impl Fn(&T) -> bool,
-    ) -> Option<(Place, Arc<T>)> {
+    ) -> Option<(EntryNumber, Arc<T>)> {
         let entries = self.lock();
-        let first = entries.all.partition_point(|(other, _)| Some(*other) <= place);
+        let first = entries.all.partition_point(|(other, _)| Some(*other) <= after);
         let rest = &entries.all[first..];
         rest.iter().find(|(_, entry)| is_picked(entry)).cloned()
     }
 
     /// Adds the entries that `is_picked` picks to `picked`.
-    pub(in crate::group) fn pick(&self, picked: &mut Vec<Arc<T>>, is_picked: impl Fn(&T) -> bool) {
+    pub(super) fn pick(&self, picked: &mut Vec<Arc<T>>, is_picked: impl Fn(&T) -> bool) {
         let entries = self.lock();
         let all = entries.all.iter().map(|(_, entry)| entry);
         picked.extend(all.filter(|entry| is_picked(entry)).cloned());
     }
 
     /// Returns the first value that `find` finds in an entry. The list is locked meanwhile.
-    pub(in crate::group) fn find<R>(&self, find: impl FnMut(&T) -> Option<R>) -> Option<R> {
+    pub(super) fn find<R>(&self, find: impl FnMut(&T) -> Option<R>) -> Option<R> {
         let entries = self.lock();
         entries.all.iter().map(|(_, entry)| &**entry).find_map(find)
     }
 
     /// Calls `visit` for each entry. The list is locked meanwhile.
-    pub(in crate::group) fn each(&self, mut visit: impl FnMut(&T)) {
+    pub(super) fn each(&self, mut visit: impl FnMut(&T)) {
         let entries = self.lock();
         entries.all.iter().for_each(|(_, entry)| visit(entry));
     }
 
     /// Returns whether `is_one` is true of an entry. The list is locked meanwhile.
-    pub(in crate::group) fn any(&self, is_one: impl Fn(&T) -> bool) -> bool {
+    pub(super) fn any(&self, is_one: impl Fn(&T) -> bool) -> bool {
         self.find(|entry| is_one(entry).then_some(())).is_some()
     }
 
@@ -100,34 +100,35 @@ impl<T: ?Sized> List<T> {
 
 /// Lets a thread that looks for work sleep while there is none.
 #[derive(Default)]
-pub(in crate::group) struct Rest {
+pub(super) struct Rest {
     sleeper: Sleeper,
     sleeps: Announcement,
 }
 
 impl Rest {
     /// Announces that the thread sleeps unless it finds work now.
-    pub(in crate::group) fn announce(&self) {
+    pub(super) fn announce(&self) {
         self.sleeps.make();
     }
 
     /// Withdraws the announcement, because the thread has found work.
-    pub(in crate::group) fn withdraw(&self) {
+    pub(super) fn withdraw(&self) {
         self.sleeps.withdraw();
     }
 
-    pub(in crate::group) fn sleep(&self, limit: Duration) {
+    pub(super) fn sleep(&self, limit: Duration) {
         self.sleeper.sleep(limit);
     }
 
     /// Wakes the thread if it may sleep. The caller has stored the work before.
-    pub(in crate::group) fn wake_if_asleep(&self) {
+    pub(super) fn wake_if_asleep(&self) {
         if self.sleeps.is_made() {
             self.sleeper.wake();
         }
     }
 
-    pub(in crate::group) fn wake(&self) {
+    /// Wakes the thread, or ends its next sleep at once.
+    pub(super) fn wake(&self) {
         self.sleeper.wake();
     }
 }

@@ -254,8 +254,8 @@ impl Driver {
         }
 
         let (mut last, mut is_left) = (None, false);
-        while let Some((place, group)) = self.groups.next(last, |_| true) {
-            last = Some(place);
+        while let Some((number, group)) = self.groups.next(last, |_| true) {
+            last = Some(number);
             is_left |= group.work.drive_open(own);
         }
         is_left
@@ -387,5 +387,114 @@ impl Worker {
             // A panic there has been printed; there is nobody to hand it to.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use peerlane_hal::Rank;
+
+    use super::*;
+    use crate::bootstrap::{AbortRecord, in_process};
+    use crate::group::identity::Identity;
+    use crate::group::life::{Close, Closed};
+    use crate::group::runtime::Runtime;
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    /// Work that is due at a time, or work on a stream whose first release waits for the test.
+    #[derive(Default)]
+    struct Scripted {
+        due: Option<Instant>,
+        release: Option<[Barrier; 2]>,
+        is_released: AtomicBool,
+    }
+
+    impl Work for Scripted {
+        fn is_open(&self) -> bool {
+            true
+        }
+
+        fn drive(&self) -> Result<Driven, AbortRecord> {
+            Ok(Driven { has_progressed: false, is_open: true })
+        }
+
+        fn waits(&self) -> Vec<Rank> {
+            Vec::new()
+        }
+
+        fn due(&self) -> Option<Instant> {
+            self.due
+        }
+
+        fn judge(&self) -> Option<Overdue> {
+            let record = AbortRecord::timeout(None, "the work is overdue".to_owned());
+            Some(Overdue::Late { timeout: TIMEOUT, waits: Vec::new(), record })
+        }
+
+        fn stream_timeout(&self) -> Option<Duration> {
+            self.release.is_some().then_some(TIMEOUT)
+        }
+
+        fn check_streams(&self) -> Option<Overdue> {
+            None
+        }
+
+        fn is_captured(&self) -> bool {
+            false
+        }
+
+        fn release(&self) -> bool {
+            if let Some([begins, ends]) = &self.release
+                && !self.is_released.swap(true, Ordering::SeqCst)
+            {
+                begins.wait();
+                ends.wait();
+            }
+            true
+        }
+    }
+
+    /// Runs a group of one rank with work in a driver.
+    fn runtime(driver: &Arc<Driver>, work: &Arc<Scripted>) -> Arc<Runtime> {
+        let bootstrap = in_process::group(1).unwrap().remove(0);
+        let first_ranks = Rank::all(1).collect();
+        let identity = Identity { label: None, first_ranks, is_first: true };
+        let runtime = Runtime::new(Box::new(bootstrap), TIMEOUT, identity, driver);
+        runtime.add_work(Arc::clone(work) as _, None);
+        runtime.join_driver();
+        runtime
+    }
+
+    #[test]
+    fn a_release_that_takes_long_delays_no_deadline_of_other_groups() {
+        let bootstrap = in_process::group(1).unwrap().remove(0);
+        let membership = Membership::of_group(&bootstrap);
+        let driver = membership.driver();
+        driver.start_watchdog().unwrap();
+
+        // The release of the first group begins, and does not return before the others have ended.
+        let release = Some([Barrier::new(2), Barrier::new(2)]);
+        let slow = Arc::new(Scripted { release, ..Default::default() });
+        let ended = runtime(driver, &slow);
+        ended.life.begin_raise(AbortRecord::timeout(None, "it has ended".to_owned()));
+        let [begins, ends] = slow.release.as_ref().unwrap();
+        begins.wait();
+
+        let due = Instant::now() + Duration::from_millis(100);
+        let others: Vec<_> = (0..8)
+            .map(|_| runtime(driver, &Arc::new(Scripted { due: Some(due), ..Default::default() })))
+            .collect();
+        for other in &others {
+            other.life.wait_record(peerlane_hal::Deadline::after(TIMEOUT));
+            assert_eq!(other.life.record().unwrap().text, "the work is overdue");
+        }
+
+        // The release goes on only now, so none of the others has waited for it.
+        ends.wait();
+        others.iter().for_each(|other| other.end(Closed::new(Close::Together)));
+        ended.end(Closed::new(Close::Together));
     }
 }

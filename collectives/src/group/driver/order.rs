@@ -144,7 +144,7 @@ impl Order {
     }
 
     /// Compares the calls of another rank with those of this one.
-    pub(in crate::group) fn receive(
+    pub(super) fn receive(
         &self,
         life: &LifeCycle,
         work: &List<DynWork>,
@@ -178,7 +178,7 @@ impl Order {
     }
 
     /// Returns what this rank does or did last, for a rank that asks, as the words after "rank 1".
-    pub(in crate::group) fn call_in_words(&self, work: &List<DynWork>) -> Option<String> {
+    pub(super) fn call_in_words(&self, work: &List<DynWork>) -> Option<String> {
         let current = self.current(work).map(|call| format!("waits in {call}"));
         let refused = || self.refusal.text().map(|text| format!("refused its last call: {text}"));
 

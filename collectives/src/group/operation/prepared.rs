@@ -28,7 +28,7 @@ const NAP_MAX: Duration = Duration::from_millis(10);
 const COMPLETION: &str = "the completion of a start";
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
-pub(crate) struct Prepared {
+pub(super) struct Prepared {
     execution: Arc<Execution>,
     runtime: Arc<Runtime>,
     park_misses_events: bool,
@@ -39,7 +39,7 @@ pub(crate) struct Prepared {
 }
 
 /// The blocks of the heap, which several executors of one operation share.
-pub(crate) type SharedAllocation = Arc<Mutex<Option<Allocation>>>;
+pub(super) type SharedAllocation = Arc<Mutex<Option<Allocation>>>;
 
 struct Progress {
     done: u64,
@@ -47,7 +47,7 @@ struct Progress {
 }
 
 impl Prepared {
-    pub(crate) fn new(
+    pub(super) fn new(
         executor: Executor,
         runtime: Arc<Runtime>,
         tracker: StartTracker,
@@ -68,33 +68,33 @@ impl Prepared {
         self.execution.executor()
     }
 
-    pub(crate) fn tracker(&self) -> &Arc<StartTracker> {
+    pub(super) fn tracker(&self) -> &Arc<StartTracker> {
         &self.execution.tracker
     }
 
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         self.runtime.life.check()
     }
 
     /// Records that this rank has refused a start, for ranks that ask what it waits for.
-    pub(crate) fn note_refusal(&self, error: &Error) {
+    pub(super) fn note_refusal(&self, error: &Error) {
         self.runtime.work.order.refusal.note(error);
     }
 
-    pub(crate) fn started(&self) -> u64 {
+    pub(super) fn started(&self) -> u64 {
         self.executor().started()
     }
 
-    pub(crate) fn is_strict(&self) -> bool {
+    pub(super) fn is_strict(&self) -> bool {
         self.executor().is_strict()
     }
 
-    pub(crate) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
+    pub(super) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
         self.executor().traced()
     }
 
     /// Waits until all starts are complete.
-    pub(crate) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
+    pub(super) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
         let (started, done) = {
             let executor = self.executor();
             (executor.started(), executor.done())
@@ -115,7 +115,7 @@ impl Prepared {
     /// Waits until nothing of the earlier starts is left to submit, so that
     /// [`resize`](Self::resize) can follow. Returns the number of these starts, and whether they
     /// are complete.
-    pub(crate) fn prepare_resize(&mut self, timeout: Duration) -> Result<(u64, bool), Error> {
+    pub(super) fn prepare_resize(&mut self, timeout: Duration) -> Result<(u64, bool), Error> {
         // `settle` locks the executor again, so the lock ends here.
         let (is_armed, is_submitted, started, is_done) = {
             let executor = self.executor();
@@ -139,7 +139,7 @@ impl Prepared {
     }
 
     /// Changes the copies of the start after `started` to those of a layout.
-    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout, started: u64) {
+    pub(super) fn resize(&mut self, plan: &Plan, layout: &Layout, started: u64) {
         let mut executor = self.executor();
         // Other executors of the operation may have made starts since the last one of this.
         if executor.started() < started {
@@ -150,11 +150,11 @@ impl Prepared {
     }
 
     /// Sets the lengths and places of the starts after `started`, as [`StartTracker::set_part`].
-    pub(crate) fn set_part(&self, part: &StartPart, pair: &dyn Fn(Rank) -> PeerLens, started: u64) {
+    pub(super) fn set_part(&self, part: &StartPart, pair: &dyn Fn(Rank) -> PeerLens, started: u64) {
         self.tracker().set_part(part, pair, started);
     }
 
-    pub(crate) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
+    pub(super) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
         self.runtime.life.check()?;
         self.tracker().mark_on_host();
         let epoch = self.begin(&mut self.executor(), deadline);
@@ -162,7 +162,7 @@ impl Prepared {
         Ok(epoch)
     }
 
-    pub(crate) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
+    pub(super) fn start_on(&mut self, stream: &dyn Any, timeout: Duration) -> Result<Start, Error> {
         self.runtime.life.check()?;
         if !self.executor().is_submitted() {
             // Without this wait, the rest of an eager start that met a full queue would be put onto
@@ -253,7 +253,7 @@ impl Prepared {
         Ok(())
     }
 
-    pub(crate) fn poll(&self, epoch: u64) -> Result<bool, Error> {
+    pub(super) fn poll(&self, epoch: u64) -> Result<bool, Error> {
         let done = self.drive()?.done;
         let is_complete = self.has_completed(done, epoch)?;
         if !is_complete {
@@ -263,7 +263,7 @@ impl Prepared {
     }
 
     /// Polls the start, and has the waker called when it may be complete.
-    pub(crate) fn poll_future(
+    pub(super) fn poll_future(
         &mut self,
         epoch: u64,
         deadline: Deadline,
@@ -282,7 +282,7 @@ impl Prepared {
     }
 
     /// Returns a descriptor that is readable when the start may be complete or the group has ended.
-    pub(crate) fn descriptor(&mut self, epoch: u64) -> Result<BorrowedFd<'_>, Error> {
+    pub(super) fn descriptor(&mut self, epoch: u64) -> Result<BorrowedFd<'_>, Error> {
         self.tracker().event().descriptor(COMPLETION)?;
         self.observe()?;
         if self.runtime.life.is_aborted() || self.poll(epoch)? {
@@ -344,12 +344,12 @@ impl Prepared {
     /// Waits until the start is complete.
     ///
     /// Without `deadline`, every start up to this one keeps its own deadline.
-    pub(crate) fn wait(&self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
+    pub(super) fn wait(&self, epoch: u64, deadline: Option<Deadline>) -> Result<(), Error> {
         self.wait_until(epoch, deadline, None).map(drop)
     }
 
     /// Waits until the start is complete, and returns whether it was before `limit` passed.
-    pub(crate) fn wait_until(
+    pub(super) fn wait_until(
         &self,
         epoch: u64,
         deadline: Option<Deadline>,
@@ -361,7 +361,7 @@ impl Prepared {
 
     /// Waits for a part of the time in which the start may complete, as
     /// [`OwnedStart::wait_part`](super::OwnedStart::wait_part).
-    pub(crate) fn wait_part(
+    pub(super) fn wait_part(
         &self,
         epoch: u64,
         deadline: Option<Deadline>,

@@ -18,7 +18,7 @@ use peerlane_hal::{DynRegion, ErrorKind, Region};
 pub(in crate::group) use open::{offer, offer_for, open, release};
 pub use slice::{WindowSlice, WindowSliceMut};
 pub use unreleased::Unreleased;
-pub(crate) use uses::{BegunStart, Extent, WindowUse, WindowUses};
+pub(super) use uses::{BegunStart, Extent, WindowUse, WindowUses};
 
 use crate::element::{DType, Element, Untyped};
 use crate::error::Error;

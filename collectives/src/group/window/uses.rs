@@ -12,10 +12,10 @@ use crate::error::Error;
 use crate::group::tracker::Activity;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub(crate) window: u64,
-    pub(crate) bytes: Range<u64>,
-    pub(crate) writes: bool,
+pub(in crate::group) struct Extent {
+    pub(in crate::group) window: u64,
+    pub(in crate::group) bytes: Range<u64>,
+    pub(in crate::group) writes: bool,
 }
 
 impl Extent {
@@ -25,7 +25,7 @@ impl Extent {
         self.window == other.window && !is_empty && (self.writes || other.writes)
     }
 
-    pub(crate) fn conflicts(&self, other: &Self) -> bool {
+    pub(in crate::group) fn conflicts(&self, other: &Self) -> bool {
         let overlap = self.bytes.start.max(other.bytes.start) < self.bytes.end.min(other.bytes.end);
         self.window == other.window && overlap && (self.writes || other.writes)
     }
@@ -35,7 +35,7 @@ type ActivityOf = Box<dyn Fn() -> Activity + Send>;
 
 /// The operations, channels and slices that use the windows of a group on this rank.
 #[derive(Default)]
-pub(crate) struct WindowUses(Mutex<State>);
+pub(in crate::group) struct WindowUses(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -79,16 +79,16 @@ enum Asking {
     Channel,
 }
 
-pub(crate) struct BegunStart<'a>(&'a WindowUse);
+pub(in crate::group) struct BegunStart<'a>(&'a WindowUse);
 
-pub(crate) struct WindowUse {
+pub(in crate::group) struct WindowUse {
     users: Arc<WindowUses>,
     number: u64,
 }
 
 impl WindowUses {
     /// Adds an operation, whose starts use the extents.
-    pub(crate) fn add_operation(
+    pub(in crate::group) fn add_operation(
         self: &Arc<Self>,
         name: String,
         extents: Vec<Extent>,
@@ -103,7 +103,7 @@ impl WindowUses {
     ///
     /// # Errors
     /// If the host holds a slice of the extent.
-    pub(crate) fn add_channel(
+    pub(in crate::group) fn add_channel(
         self: &Arc<Self>,
         name: String,
         extent: Extent,
@@ -118,14 +118,14 @@ impl WindowUses {
     ///
     /// # Errors
     /// If an open start or a channel uses its bytes, or another slice does and one of the two writes.
-    pub(crate) fn borrow(self: &Arc<Self>, extent: Extent) -> Result<WindowUse, Error> {
+    pub(in crate::group) fn borrow(self: &Arc<Self>, extent: Extent) -> Result<WindowUse, Error> {
         let mut state = self.state();
         state.check(&Asking::Slice, std::slice::from_ref(&extent))?;
         Ok(self.add(&mut state, "the host".to_owned(), vec![extent], Access::Slice))
     }
 
     /// Removes the channels over a window that no rank has any more.
-    pub(crate) fn remove_window(&self, window: u64) {
+    pub(in crate::group) fn remove_window(&self, window: u64) {
         self.state().users.retain(|user| user.extents.iter().all(|extent| extent.window != window));
     }
 
@@ -151,7 +151,7 @@ impl WindowUses {
 impl WindowUse {
     /// Sets the bytes that the next starts use: those of the input and of the output, of the windows that were given first. While an
     /// earlier start is open, all bytes between its bytes and the new ones count as used.
-    pub(crate) fn set_extents(&self, extents: [Option<Extent>; 2]) {
+    pub(in crate::group) fn set_extents(&self, extents: [Option<Extent>; 2]) {
         let mut state = self.users.state();
         let Some(own) = state.user_mut(self.number) else { return };
         let is_idle = match &own.access {
@@ -172,7 +172,7 @@ impl WindowUse {
     }
 
     /// Starts on streams do not conflict, because the streams order them.
-    pub(crate) fn begin(&self, on_stream: bool) -> Result<BegunStart<'_>, Error> {
+    pub(in crate::group) fn begin(&self, on_stream: bool) -> Result<BegunStart<'_>, Error> {
         let mut state = self.users.state();
         let own = state.users.iter().find(|user| user.number == self.number);
         let extents = own.map(|user| &user.extents[..]).unwrap_or_default();
@@ -184,12 +184,12 @@ impl WindowUse {
     }
 
     /// Notes that the channel is open on every rank. From now on, dropping this value does not end the use.
-    pub(crate) fn set_open(&self) {
+    pub(in crate::group) fn set_open(&self) {
         self.users.state().set_channel(self.number, ChannelState::Open);
     }
 
     /// Ends the use of a channel, because no rank sends messages through it any more.
-    pub(crate) fn end(self) {
+    pub(in crate::group) fn end(self) {
         // A closed channel is removed when its use is dropped.
         self.users.state().set_channel(self.number, ChannelState::Closed);
     }
