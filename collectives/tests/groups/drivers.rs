@@ -32,6 +32,17 @@ fn workers() -> (usize, usize) {
     (threads("peerlane-watch"), threads("peerlane-progre"))
 }
 
+/// Waits until there are so many watchdogs and progress threads.
+///
+/// A thread gets its name when it runs, and the kernel lists it until shortly after it was joined.
+fn await_workers(expected: (usize, usize)) {
+    let begun = Instant::now();
+    while workers() != expected && begun.elapsed() < TIMEOUT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(workers(), expected);
+}
+
 /// Opens a group of one rank, whose other ranks could be other processes.
 fn open_alone(options: GroupOptions) -> Result<Group, Error> {
     let hub = HubAddress::RankZero("127.0.0.1:0".to_owned());
@@ -45,21 +56,21 @@ fn groups_of_a_process_share_their_threads() {
     let test = "drivers::groups_of_a_process_share_their_threads";
     run_in_own_process(test, || {
         let alone = || open_alone(GroupOptions::default()).unwrap();
-        assert_eq!(workers(), (0, 0));
+        await_workers((0, 0));
 
         // The threads live as long as any group, and there are others for the next one.
         for _ in 0..3 {
             let first = alone();
-            assert_eq!(workers(), (1, 0));
+            await_workers((1, 0));
             let by_thread = open_alone(GroupOptions::default().progress_thread(true)).unwrap();
             let elsewhere = std::thread::spawn(alone).join().unwrap();
-            assert_eq!(workers(), (1, 1));
+            await_workers((1, 1));
 
             first.close().unwrap();
             by_thread.close().unwrap();
-            assert_eq!(workers(), (1, 1));
+            await_workers((1, 1));
             drop(elsewhere);
-            assert_eq!(workers(), (0, 0));
+            await_workers((0, 0));
         }
     });
 }
@@ -73,18 +84,18 @@ fn ranks_that_are_threads_have_a_driver_each() {
             let rank = bootstrap.rank();
             let world = Group::open(bootstrap, host::Fabric::open(rank, 3)?)?;
             together.wait();
-            assert_eq!(workers(), (3, 0));
+            await_workers((3, 0));
 
             // Another group of the thread needs no others, whoever its ranks are.
             let other = open_alone(GroupOptions::default())?;
             together.wait();
-            assert_eq!(workers(), (3, 0));
+            await_workers((3, 0));
             together.wait();
             other.close()?;
             world.close()
         };
         in_process::run(3, in_process).unwrap();
-        assert_eq!(workers(), (0, 0));
+        await_workers((0, 0));
 
         let hub = Hub::bind("127.0.0.1:0", 3).unwrap();
         std::thread::scope(|scope| {
@@ -96,13 +107,13 @@ fn ranks_that_are_threads_have_a_driver_each() {
                     let fabric = host::Fabric::open(Rank(rank), 3).unwrap();
                     let group = Group::open(joined.unwrap(), fabric).unwrap();
                     together.wait();
-                    assert_eq!(workers(), (3, 0));
+                    await_workers((3, 0));
                     together.wait();
                     group.close().unwrap();
                 });
             }
         });
-        assert_eq!(workers(), (0, 0));
+        await_workers((0, 0));
     });
 }
 
@@ -155,7 +166,7 @@ fn a_forked_child_drops_its_copies_and_the_parent_goes_on() {
                 let mut own = open_alone(GroupOptions::default()).unwrap();
                 own.all_gather::<u32>(8).prepare().unwrap().run().unwrap();
                 own.close().unwrap();
-                assert_eq!(workers(), (0, 0));
+                await_workers((0, 0));
             });
             assert!(is_ended);
 
@@ -168,7 +179,7 @@ fn a_forked_child_drops_its_copies_and_the_parent_goes_on() {
         drop(gather);
         part.close().unwrap();
         group.close().unwrap();
-        assert_eq!(workers(), (0, 0));
+        await_workers((0, 0));
     });
 }
 
