@@ -3,7 +3,7 @@
 //!
 //! It runs on GPUs if there are any, otherwise on the simulated driver. One set of processes runs
 //! all cases of a scenario, because creating contexts takes long. A case that fails ends its
-//! scenario.
+//! scenario. Some scenarios run with ranks that are threads of one process too.
 
 mod algorithms;
 mod captured;
@@ -20,6 +20,7 @@ mod windows;
 
 use std::fmt;
 use std::str::FromStr;
+use std::thread;
 
 use libtest_mimic::Trial;
 use peerlane_tests::processes::Parent;
@@ -54,14 +55,18 @@ pub(crate) fn trials(driver: GpuDriver) -> Vec<Trial> {
             let ranks = scenario.ranks(engine, shows_all).iter();
             ranks.map(move |ranks| (*ranks, scenario, Machine::Whole))
         });
-        let trial = move |(ranks, scenario, machine)| {
-            let processes = Processes { driver, ranks, scenario, machine, engine };
+        let of_processes = suited.chain(on_others).map(|of_ranks| (of_ranks, false));
+        let as_threads = Scenario::AS_THREADS.into_iter().filter(|scenario| scenario.suits(engine));
+        let of_threads = as_threads.map(|scenario| ((3, scenario, Machine::Whole), true));
+        let trial = move |((ranks, scenario, machine), are_threads)| {
+            let processes = Processes { driver, ranks, scenario, machine, engine, are_threads };
             let driver = driver.name::<Context>();
-            let name = format!("{driver}::{kind}{scenario}::{ranks}_ranks{machine}");
+            let what = if are_threads { "threads" } else { "ranks" };
+            let name = format!("{driver}::{kind}{scenario}::{ranks}_{what}{machine}");
             Trial::test(name, move || processes.run().map_err(Into::into))
                 .with_ignored_flag(missing.is_some() || processes.reason_to_skip().is_some())
         };
-        suited.chain(on_others).map(trial).collect::<Vec<_>>()
+        of_processes.chain(of_threads).map(trial).collect::<Vec<_>>()
     });
     if driver == GpuDriver::Device {
         eprintln!("some are ignored: {}; {}", parent::TOO_MANY, parent::OTHER);
@@ -101,6 +106,11 @@ impl Scenario {
         Self::Channels,
         Self::Reductions,
     ];
+
+    /// Those that run with ranks that are threads of one process too. A capture can forbid calls of
+    /// all threads, so those with graphs are left out.
+    const AS_THREADS: [Self; 4] =
+        [Self::Algorithms, Self::BackToBack, Self::Channels, Self::Reductions];
 
     /// Returns the numbers of ranks with which these engines run it.
     fn ranks(self, engine: &str, shows_all: bool) -> &'static [usize] {
@@ -184,15 +194,28 @@ impl Case {
     }
 }
 
-/// One rank of a scenario.
+/// One rank of a scenario, or all of them as threads.
 pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let scenario: Scenario = parent.value("SCENARIO")?;
-    let mut test_rank = TestRank::open(parent)?;
+    if parent.value("ARE_THREADS")? {
+        thread::scope(|scope| {
+            let run = |rank| {
+                scope.spawn(move || run_cases(parent, scenario, TestRank::open_as(parent, rank)?))
+            };
+            let threads: Vec<_> = (0..parent.value("RANKS")?).map(run).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("a rank panicked"))
+        })?;
+    } else {
+        run_cases(parent, scenario, TestRank::open(parent)?)?;
+    }
+    parent.print_line("done");
+    Ok(())
+}
+
+fn run_cases(parent: &Parent, scenario: Scenario, mut test_rank: TestRank) -> Outcome {
     for case in scenario.cases(test_rank.ranks) {
         (case.run)(&mut test_rank).map_err(|failure| failure.within(&case.name))?;
         parent.print_line(format_args!("passed {}", case.name));
     }
-    test_rank.group.close().map_err(unexpected)?;
-    parent.print_line("done");
-    Ok(())
+    test_rank.group.close().map_err(unexpected)
 }

@@ -35,6 +35,8 @@ pub(crate) struct Processes {
     pub(crate) machine: Machine,
     /// The kind of its engines.
     pub(crate) engine: &'static str,
+    /// Whether the ranks are threads of one process.
+    pub(crate) are_threads: bool,
 }
 
 impl Processes {
@@ -52,7 +54,8 @@ impl Processes {
         let hubs = hubs.map_err(unexpected)?;
         let addresses: Vec<_> = hubs.iter().map(|hub| hub.address().to_string()).collect();
         let start = |rank| self.start(rank, &addresses.join(","));
-        let mut children: Vec<Child> = (0..self.ranks).map(start).collect::<Outcome<_>>()?;
+        let processes = if self.are_threads { 1 } else { self.ranks };
+        let mut children: Vec<Child> = (0..processes).map(start).collect::<Outcome<_>>()?;
         finish_all(&mut children, Deadline::after(PATIENCE))
     }
 
@@ -69,6 +72,7 @@ impl Processes {
             ("HUBS", hubs.to_owned()),
             ("SCENARIO", self.scenario.to_string()),
             ("ENGINE", self.engine.to_owned()),
+            ("ARE_THREADS", self.are_threads.to_string()),
         ] {
             command.env(format!("PEERLANE_TEST_{name}"), value);
         }

@@ -34,7 +34,12 @@ pub(crate) struct TestRank {
 impl TestRank {
     /// What the parent has told this rank to be.
     pub(crate) fn open(parent: &Parent) -> Outcome<Self> {
-        let (me, ranks) = (parent.value("RANK")?, parent.value("RANKS")?);
+        Self::open_as(parent, parent.value("RANK")?)
+    }
+
+    /// One of several ranks of this process.
+    pub(crate) fn open_as(parent: &Parent, me: usize) -> Outcome<Self> {
+        let ranks = parent.value("RANKS")?;
         let hubs: String = parent.value("HUBS")?;
         let mut hubs: Vec<String> = hubs.split(',').map(str::to_owned).collect();
         let gpu = Gpu::of_rank(GpuDriver::load::<Context>(), me)?;
