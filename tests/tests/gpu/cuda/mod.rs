@@ -35,6 +35,11 @@ pub(crate) fn missing_engine(_: &str) -> Option<String> {
 pub(crate) const MACHINES: &[Machine] =
     &[Machine::With("COPY_ENGINES", "2"), Machine::Without("cuStreamBatchMemOp_v2")];
 
+/// How many devices there are.
+pub(crate) fn devices() -> usize {
+    peerlane_cuda::discover().map_or(0, |devices| devices.len())
+}
+
 /// How ranks open the fabric.
 pub(crate) fn options(device: u32) -> Options {
     Options { device, ..Options::default() }

@@ -57,7 +57,10 @@ pub(crate) fn trials(driver: GpuDriver) -> Vec<Trial> {
         });
         let of_processes = suited.chain(on_others).map(|of_ranks| (of_ranks, false));
         let as_threads = Scenario::AS_THREADS.into_iter().filter(|scenario| scenario.suits(engine));
-        let of_threads = as_threads.map(|scenario| ((3, scenario, Machine::Whole), true));
+        // Few devices are enough for two, and the simulated driver has one for each of three.
+        let threads = if driver == GpuDriver::Device { 2 } else { 3 };
+        let of_threads =
+            as_threads.map(move |scenario| ((threads, scenario, Machine::Whole), true));
         let trial = move |((ranks, scenario, machine), are_threads)| {
             let processes = Processes { driver, ranks, scenario, machine, engine, are_threads };
             let driver = driver.name::<Context>();
@@ -69,7 +72,7 @@ pub(crate) fn trials(driver: GpuDriver) -> Vec<Trial> {
         of_processes.chain(of_threads).map(trial).collect::<Vec<_>>()
     });
     if driver == GpuDriver::Device {
-        eprintln!("some are ignored: {}; {}", parent::TOO_MANY, parent::OTHER);
+        eprintln!("some are ignored: {}; {}; {}", parent::TOO_MANY, parent::OTHER, parent::SHARED);
     }
     trials.collect()
 }

@@ -11,12 +11,14 @@ use peerlane_tests::{Failure, Gpu as _, GpuDriver, Outcome};
 use super::Scenario;
 use crate::support::data::unexpected;
 use crate::support::machine::Machine;
-use crate::vendor::{Context, folder_without};
+use crate::vendor::{Context, devices, folder_without};
 
 /// Why groups of more ranks need the simulated driver.
 pub(crate) const TOO_MANY: &str = "only the simulated driver has a device for each of so many";
 /// Why other machines need it.
 pub(crate) const OTHER: &str = "only the simulated driver can lack what GPUs have";
+/// Why threads need a device each.
+pub(crate) const SHARED: &str = "ranks of one process that share a GPU share its hardware queues, so their waits hold each other up";
 /// How long a rank may take for a scenario.
 const PATIENCE: Duration = Duration::from_secs(100);
 /// Groups of the same ranks at once.
@@ -43,6 +45,9 @@ impl Processes {
     pub(crate) fn reason_to_skip(self) -> Option<&'static str> {
         match (self.driver, self.machine) {
             (GpuDriver::Simulated, _) => None,
+            (GpuDriver::Device, Machine::Whole) if self.are_threads => {
+                (self.ranks > devices()).then_some(SHARED)
+            }
             (GpuDriver::Device, Machine::Whole) => (self.ranks > DEVICES).then_some(TOO_MANY),
             (GpuDriver::Device, _) => Some(OTHER),
         }

@@ -50,6 +50,11 @@ pub(crate) const MACHINES: &[Machine] = &[
     Machine::Release("5.7"),
 ];
 
+/// How many devices there are.
+pub(crate) fn devices() -> usize {
+    peerlane_rocm::discover().map_or(0, |devices| devices.len())
+}
+
 /// How ranks open the fabric.
 pub(crate) fn options(device: u32) -> Options {
     let engine = match std::env::var(KIND).as_deref() {
