@@ -348,6 +348,8 @@ pub(crate) struct ProgressThread {
     stop: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
+    /// The process of the thread, which does not exist in a forked child.
+    process: u32,
 }
 
 impl ProgressThread {
@@ -360,12 +362,16 @@ impl ProgressThread {
         let name = format!("peerlane-staged-{}", inner.rank);
         let thread = spawn(name, move || run(&driven, parker, &stopped))
             .map_err(|error| Error::new(error.kind(), error.to_string()))?;
-        Ok(Self { stop, waker, thread: Some(thread) })
+        Ok(Self { stop, waker, thread: Some(thread), process: std::process::id() })
     }
 }
 
 impl Drop for ProgressThread {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+
         self.stop.store(true, Ordering::SeqCst);
         self.waker.wake_by_ref();
         if let Some(thread) = self.thread.take() {

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
 use peerlane_toolkit::limits::SystemError;
@@ -31,11 +31,18 @@ impl Event {
     }
 
     pub(super) fn set_waker(&self, waker: &Waker) {
-        let mut own = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *own {
-            Some(own) => own.clone_from(waker),
-            none => *none = Some(waker.clone()),
+        if self.waker().as_ref().is_some_and(|own| own.will_wake(waker)) {
+            return;
         }
+
+        // The waker is code of the caller, which may use the group, so no lock is held.
+        let new = waker.clone();
+        let old = self.waker().replace(new);
+        drop(old);
+    }
+
+    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the descriptor readable and wakes the future. The state of the group must not be
@@ -45,7 +52,7 @@ impl Event {
             // It fails only if the counter is full, and then the descriptor is readable.
             let _ = rustix::io::write(descriptor, &1_u64.to_ne_bytes());
         }
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let waker = self.waker().take();
         if let Some(waker) = waker {
             // A panic in code of the caller must not end a thread of the group. It has been
             // printed.

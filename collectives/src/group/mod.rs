@@ -512,3 +512,72 @@ impl fmt::Debug for Group {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+    use std::time::Instant;
+
+    use peerlane_host as host;
+
+    use super::*;
+    use crate::bootstrap::in_process;
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    /// Runs `body` in a forked child, and returns whether it ended well and soon.
+    fn ends_in_child(body: impl FnOnce()) -> bool {
+        // SAFETY: the child uses what this thread owns, and ends without destructors of the process.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            body();
+            // SAFETY: it ends the process at once.
+            unsafe { libc::_exit(0) };
+        }
+
+        let (begun, mut status) = (Instant::now(), 0);
+        // SAFETY: the child belongs to this test, and the status outlives the call.
+        while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+            if begun.elapsed() > TIMEOUT {
+                // SAFETY: as above.
+                unsafe { libc::kill(child, libc::SIGKILL) };
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        status == 0
+    }
+
+    #[test]
+    fn a_forked_child_waits_for_no_lock_of_its_parent() {
+        let bootstrap = in_process::group(1).unwrap().remove(0);
+        let mut group = Group::open(bootstrap, host::Fabric::open(Rank(0), 1).unwrap()).unwrap();
+        let window = group.window::<u32>(8).unwrap();
+        let channel = group.channel(&window, 1).unwrap();
+        let gather = group.all_gather::<u32>(8).prepare().unwrap();
+
+        // Another thread of the parent holds the lock of the list when the process is forked.
+        let (held, forked) = (Barrier::new(2), Barrier::new(2));
+        let runtime = Arc::clone(&group.runtime);
+        let mut copies = [Some((channel, gather, group))];
+        let is_ended = thread::scope(|scope| {
+            scope.spawn(|| {
+                runtime.work.run_locked(|| {
+                    held.wait();
+                    forked.wait();
+                });
+            });
+            held.wait();
+            let is_ended = ends_in_child(|| drop(copies[0].take()));
+            forked.wait();
+            is_ended
+        });
+        assert!(is_ended);
+
+        let [copies] = copies;
+        let (channel, gather, mut group) = copies.unwrap();
+        drop(gather);
+        group.close_channel(channel).unwrap();
+        group.close().unwrap();
+    }
+}

@@ -16,6 +16,7 @@
 //! | [`pieces`] | splits copies at a size limit |
 //! | [`Parker`], [`TimedParker`] | park a thread until the device may have made progress |
 //! | [`Fault`] | the errors that are the same for every backend |
+//! | [`PerProcess`] | holds values of the process, of which a forked child gets its own |
 //! | [`limits`] | names the limit that has run out when a system call fails, and starts threads |
 //! | [`mapping`] | maps shared host memory |
 //! | [`handover`] | hands memory to other processes as file descriptors |
@@ -47,6 +48,7 @@ pub mod limits;
 pub mod mapping;
 mod park;
 pub mod peers;
+mod per_process;
 mod pieces;
 mod poison;
 pub mod regions;
@@ -57,6 +59,7 @@ mod tickets;
 
 pub use fault::Fault;
 pub use park::{ParkStep, Parker, TimedParker, Unpark};
+pub use per_process::PerProcess;
 pub use pieces::{Piece, pieces};
 pub use poison::Poison;
 pub use socket::DeadlineSocket;

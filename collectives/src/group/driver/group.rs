@@ -1,7 +1,7 @@
 //! Keeps the work of one group that is under way, for the threads that look after it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use peerlane_hal::Rank;
@@ -27,8 +27,6 @@ pub(in crate::group) struct GroupWork {
     pub(super) watchdog_sleeps: Announcement,
     /// Whether the progress thread moves on all that is open in the group, as its options ask.
     is_for_thread: AtomicBool,
-    /// Held while the progress thread moves work of the group.
-    moves: Mutex<()>,
     /// The buffers of operations that were dropped while peers or graphs of this rank may still
     /// write to them. They stay allocated as long as the group has handles.
     quarantine: Mutex<Vec<TierBuffers>>,
@@ -42,7 +40,6 @@ impl GroupWork {
             list: List::default(),
             watchdog_sleeps: Announcement::default(),
             is_for_thread: AtomicBool::new(false),
-            moves: Mutex::default(),
             quarantine: Mutex::default(),
         })
     }
@@ -74,10 +71,6 @@ impl GroupWork {
     /// Keeps buffers allocated after the drop of their operation.
     pub(in crate::group) fn quarantine(&self, buffers: TierBuffers) {
         self.quarantine.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
-    }
-
-    pub(super) fn lock_moves(&self) -> MutexGuard<'_, ()> {
-        self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(in crate::group) fn has_open(&self) -> bool {
@@ -194,5 +187,14 @@ impl GroupWork {
             }
         }
         has_progressed
+    }
+
+    /// Runs `body` while the list is locked.
+    #[cfg(test)]
+    pub(in crate::group) fn run_locked(&self, body: impl Fn()) {
+        self.list.any(|_| {
+            body();
+            true
+        });
     }
 }

@@ -26,12 +26,12 @@ mod watchdog;
 mod work;
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use peerlane_toolkit::limits;
+use peerlane_toolkit::{PerProcess, limits};
 use rustix::thread::gettid;
 
 pub(super) use group::GroupWork;
@@ -89,14 +89,6 @@ impl Drop for DrivesAll {
     }
 }
 
-/// The drivers of a process.
-///
-/// A forked child creates its own list, because a thread of its parent may have held the lock.
-struct Drivers {
-    process: u32,
-    all: Mutex<Vec<Listed>>,
-}
-
 /// A driver with the number of groups that keep it running.
 struct Listed {
     /// The thread whose groups use the driver, or `None` if those of the process do.
@@ -105,33 +97,10 @@ struct Listed {
     members: usize,
 }
 
-impl Drivers {
-    fn of_process() -> &'static Self {
-        static DRIVERS: AtomicPtr<Drivers> = AtomicPtr::new(ptr::null_mut());
-
-        let process = std::process::id();
-        loop {
-            let known = DRIVERS.load(Ordering::Acquire);
-            // SAFETY: what is stored below is never freed.
-            if let Some(drivers) = unsafe { known.as_ref() }
-                && drivers.process == process
-            {
-                return drivers;
-            }
-
-            // The list of the parent of a forked child is left as it is.
-            let own = Box::into_raw(Box::new(Self { process, all: Mutex::default() }));
-            let stored = DRIVERS.compare_exchange(known, own, Ordering::AcqRel, Ordering::Acquire);
-            if stored.is_err() {
-                // SAFETY: no other thread has seen the pointer.
-                drop(unsafe { Box::from_raw(own) });
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Listed>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Returns the drivers of this process.
+fn drivers() -> MutexGuard<'static, Vec<Listed>> {
+    static DRIVERS: PerProcess<Mutex<Vec<Listed>>> = PerProcess::new();
+    DRIVERS.value_or_create(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Membership {
@@ -141,7 +110,7 @@ impl Membership {
     /// of this process, otherwise the one of the process.
     pub(super) fn of_group(bootstrap: &dyn Bootstrap) -> Self {
         let thread = Some(Caller::current());
-        let mut listed = Drivers::of_process().lock();
+        let mut listed = drivers();
         let is_of_thread =
             bootstrap.shares_process() || listed.iter().any(|listed| listed.of == thread);
         let of = thread.filter(|_| is_of_thread);
@@ -167,7 +136,7 @@ impl Membership {
 
 impl Clone for Membership {
     fn clone(&self) -> Self {
-        let mut listed = Drivers::of_process().lock();
+        let mut listed = drivers();
         let own = listed.iter_mut().find(|listed| listed.is(&self.0));
         own.into_iter().for_each(|own| own.members += 1);
         Self(Arc::clone(&self.0))
@@ -180,7 +149,7 @@ impl Drop for Membership {
             return;
         }
 
-        let mut listed = Drivers::of_process().lock();
+        let mut listed = drivers();
         let Some(index) = listed.iter().position(|listed| listed.is(&self.0)) else { return };
         listed[index].members -= 1;
         if listed[index].members > 0 {
@@ -228,14 +197,9 @@ impl Driver {
         self.watchdog.rest.wake();
     }
 
-    /// Removes a group, if it is still there. Afterwards the progress thread does not move its
-    /// work.
+    /// Removes a group, if it is still there. A thread that moves its work now ends with that.
     pub(super) fn remove(&self, group: &Watch) {
         self.groups.remove(group);
-        // A waker of the caller can drop the group on that thread, which holds the lock then.
-        if !self.progress.is_current() {
-            drop(group.work.lock_moves());
-        }
     }
 
     /// Returns a number that this rank has given to no other subgroup.
@@ -334,7 +298,6 @@ impl Driver {
             let (mut is_idle, mut has_progressed) = (true, false);
             let polled_at = Instant::now();
             for group in groups.drain(..) {
-                let _moves = group.work.lock_moves();
                 group.work.pick_for_thread(all, &mut picked);
                 is_idle &= picked.is_empty();
                 has_progressed |= group.work.drive_picked(&picked);

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use super::{
     Claim, DESCRIPTORS_MAX, EXHAUSTED, FAILED, FREED, HERE, Handover, Host, MESSAGE_FDS_MAX,
     ProcessProof, ProcessToken, Refusal, find_any, role_number, role_of,
 };
+use crate::PerProcess;
 use crate::limits::{SpareDescriptor, SystemError, spawn};
 use crate::socket::{DeadlineSocket, peer_user};
 use peerlane_hal::wire::{Reader, Writer};
@@ -254,7 +255,10 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 /// Keeps a thread running that sends file descriptors of this process's memory to other processes. The thread ends when
 /// the last server is dropped.
 #[derive(Debug)]
-pub struct Server(());
+pub struct Server {
+    /// The process of the thread, which does not exist in a forked child.
+    process: u32,
+}
 
 /// The server thread starts and ends under this lock, so that the next thread finds the name of the socket free.
 #[derive(Default)]
@@ -263,7 +267,12 @@ struct Shared {
     thread: Option<Thread>,
 }
 
-static SHARED: Mutex<Shared> = Mutex::new(Shared { users: 0, thread: None });
+impl Shared {
+    fn lock() -> MutexGuard<'static, Self> {
+        static SHARED: PerProcess<Mutex<Shared>> = PerProcess::new();
+        SHARED.value_or_create(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Server {
     /// Starts the server thread unless it runs, and keeps it running until the returned value is dropped.
@@ -272,18 +281,22 @@ impl Server {
     /// Returns [`Refusal::System`] if the system has no socket or thread.
     pub fn enter() -> Result<Self, Refusal> {
         Host::load_own().map_err(Refusal::System)?;
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = Shared::lock();
         if shared.thread.is_none() {
             shared.thread = Some(Thread::start()?);
         }
         shared.users += 1;
-        Ok(Self(()))
+        Ok(Self { process: std::process::id() })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.process != std::process::id() {
+            return;
+        }
+
+        let mut shared = Shared::lock();
         shared.users -= 1;
         if shared.users == 0 {
             shared.thread = None;

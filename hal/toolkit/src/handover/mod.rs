@@ -25,7 +25,7 @@ mod host;
 
 use std::any::Any;
 use std::collections::{HashMap, hash_map};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fd::OwnedFd;
 use rustix::io::{Errno, retry_on_intr};
@@ -33,6 +33,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use peerlane_hal::{BackendId, DynError, ErrorKind, Generation, KeyError, Rank, Role};
 
+use crate::PerProcess;
 use crate::limits::SystemError;
 
 pub use exchange::{Server, ask};
@@ -149,8 +150,9 @@ impl ProcessToken {
     /// # Panics
     /// Panics if the kernel has no random numbers, which it has once it has booted.
     pub fn own() -> Self {
-        static TOKEN: OnceLock<ProcessToken> = OnceLock::new();
-        *TOKEN.get_or_init(|| Self(random()))
+        // A forked child is another process, with memory of its own at the same addresses.
+        static TOKEN: PerProcess<ProcessToken> = PerProcess::new();
+        *TOKEN.value_or_create(|| Self(random()))
     }
 
     pub(super) fn socket_name(self) -> String {
@@ -178,9 +180,9 @@ struct Registered {
 type Live = HashMap<Generation, Registered>;
 
 fn live() -> MutexGuard<'static, Live> {
-    static LIVE: OnceLock<Mutex<Live>> = OnceLock::new();
+    static LIVE: PerProcess<Mutex<Live>> = PerProcess::new();
     // The map is consistent after every statement, so a panic elsewhere does not harm it.
-    LIVE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+    LIVE.value_or_create(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The entry of a memory registration in the table of this process, from which other processes
