@@ -365,7 +365,7 @@ mod tests {
     use crate::group::life::{Close, Closed};
     use crate::group::runtime::Runtime;
 
-    const TIMEOUT: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     /// Work that is due at a time, or work on a stream whose first release waits for the test.
     #[derive(Default)]
@@ -373,11 +373,26 @@ mod tests {
         due: Option<Instant>,
         release: Option<[Barrier; 2]>,
         is_released: AtomicBool,
+        /// The group that the caller drops when it is told that something has changed.
+        drops: Mutex<Option<Arc<Runtime>>>,
     }
 
     impl Work for Scripted {
         fn is_open(&self) -> bool {
             true
+        }
+
+        fn is_observed(&self) -> bool {
+            true
+        }
+
+        fn tell(&self) {
+            let drops = self.drops.lock().unwrap().take();
+            if let Some(group) = drops {
+                assert_eq!(thread::current().name(), Some("peerlane-watchdog"));
+                group.end(Closed::new(Close::Alone));
+                self.is_released.store(true, Ordering::SeqCst);
+            }
         }
 
         fn drive(&self) -> Result<Driven, AbortRecord> {
@@ -459,5 +474,24 @@ mod tests {
         ends.wait();
         others.iter().for_each(|other| other.end(Closed::new(Close::Together)));
         ended.end(Closed::new(Close::Together));
+    }
+
+    #[test]
+    fn a_waker_can_drop_the_group_on_the_thread_of_the_watchdog() {
+        let bootstrap = in_process::group(1).unwrap().remove(0);
+        let membership = Membership::of_group(&bootstrap);
+        membership.driver().start_watchdog().unwrap();
+
+        let due = Some(Instant::now() + Duration::from_millis(50));
+        let work = Arc::new(Scripted { due, ..Default::default() });
+        let mut drops = work.drops.lock().unwrap();
+        *drops = Some(runtime(membership.driver(), &work));
+        drop(drops);
+
+        let deadline = peerlane_hal::Deadline::after(TIMEOUT);
+        while !work.is_released.load(Ordering::SeqCst) {
+            assert!(!deadline.has_passed(), "the drop does not return");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }

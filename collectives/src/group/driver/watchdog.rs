@@ -35,6 +35,7 @@ const WAITS_INTERVAL: Duration = Duration::from_millis(125);
 /// A group that the watchdog looks after.
 pub(in crate::group) struct Watch {
     pub(super) work: Arc<GroupWork>,
+    /// Locked by the watchdog alone.
     looks: Mutex<Looks>,
     releaser: Mutex<Option<JoinHandle<()>>>,
     releaser_sleeps: Sleeper,
@@ -182,13 +183,13 @@ impl Watch {
         }
     }
 
-    /// Releases the waits of starts on streams after the group was closed. Then no thread looks
-    /// after it any more.
+    /// Releases the waits of starts on streams after the group was closed.
+    ///
+    /// It can run on the watchdog's thread in the middle of a look, if a waker of the caller drops
+    /// the group there.
     pub(in crate::group) fn release_closed(&self) {
         let (work, life) = (&*self.work, &*self.work.life);
         let Some(how) = life.closed() else { return };
-        // A look that has begun before ends first.
-        drop(self.looks());
 
         let releaser = self.releaser.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.releaser_sleeps.wake();
