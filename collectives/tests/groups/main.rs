@@ -11,6 +11,7 @@
 //! | `group_end` | a caller that calls nothing else learns that its group has ended |
 //! | `heap` | operations use the blocks of the heap again; with a limit of descriptors in a process of its own |
 //! | `matrices` | ranges of columns of matrices, on engines with rows and without |
+//! | `mixed` | measures a short operation behind a long one |
 //! | `order` | ranks that make calls in different orders learn so, and late ranks are not blamed |
 //! | `other_collectives` | all collectives but all-gathers and reductions |
 //! | `reductions` | sums, products and extremes, bit by bit |
@@ -33,6 +34,7 @@ mod drivers;
 mod group_end;
 mod heap;
 mod matrices;
+mod mixed;
 mod order;
 mod other_collectives;
 mod reductions;

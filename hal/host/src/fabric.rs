@@ -3,6 +3,7 @@
 //! An address names the host, the process and the rank's doorbell, a small region on which parked ranks sleep.
 //! `connect` imports that doorbell.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use super::cache::streaming_bytes_min;
@@ -29,6 +30,8 @@ pub struct Fabric {
     options: Options,
     memory: Memory,
     doorbell: Arc<Doorbell>,
+    /// The number of engines of this rank that have ops in their queues.
+    queued_engines: Arc<AtomicUsize>,
     /// Keeps the doorbell's memory registered, so that peers can import it.
     doorbell_region: Local,
     _server: Server,
@@ -56,7 +59,16 @@ impl Fabric {
         let doorbell = Doorbell::of(doorbell_region.share());
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
         let memory = Memory { rank, peers };
-        Ok(Self { ranks, options, memory, doorbell, doorbell_region, _server: server })
+        let queued_engines = Arc::default();
+        Ok(Self {
+            ranks,
+            options,
+            memory,
+            doorbell,
+            queued_engines,
+            doorbell_region,
+            _server: server,
+        })
     }
 
     /// Opens a second fabric of this rank, with its own options and connections. The two share one doorbell:
@@ -77,7 +89,16 @@ impl Fabric {
         // SAFETY: the doorbell keeps the memory allocated, and it is accessed as atomics only.
         let doorbell_region = unsafe { memory.register(base, Doorbell::BYTES, Role::Flags) }?;
         let doorbell = Arc::clone(&self.doorbell);
-        Ok(Self { ranks, options, memory, doorbell, doorbell_region, _server: server })
+        let queued_engines = Arc::clone(&self.queued_engines);
+        Ok(Self {
+            ranks,
+            options,
+            memory,
+            doorbell,
+            queued_engines,
+            doorbell_region,
+            _server: server,
+        })
     }
 
     fn parse_address(&self, peer: Rank, address: &[u8]) -> Result<Key, Error> {
@@ -198,7 +219,13 @@ unsafe impl FabricTrait for Fabric {
             CoreNeighbours::new(self.memory.peers.doorbells().into_iter(), &self.doorbell);
         let streaming_bytes_min =
             self.options.streaming_bytes_min.unwrap_or_else(|| streaming_bytes_min(self.ranks));
-        Ok(Engine::new(self.options, streaming_bytes_min, Arc::clone(&self.doorbell), neighbours))
+        Ok(Engine::new(
+            self.options,
+            streaming_bytes_min,
+            Arc::clone(&self.doorbell),
+            neighbours,
+            Arc::clone(&self.queued_engines),
+        ))
     }
 }
 
@@ -209,7 +236,45 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use peerlane_hal::{CopyEngine, Flag, Op};
+    use peerlane_hal::{At, CopyEngine, Flag, Op, Ticket};
+
+    /// Returns how many polls a copy of 32 MiB takes, while another engine has an op or none has.
+    fn polls(has_other: bool) -> usize {
+        const BYTES: u64 = 32 << 20;
+        let deadline = Deadline::after(Duration::from_secs(20));
+        let mut fabric = Fabric::open(Rank(0), 1).unwrap();
+        let address = fabric.address();
+        fabric.connect(Rank(0), &address, deadline).unwrap();
+
+        let flags = fabric.memory().allocate(8, Role::Flags).unwrap();
+        let [from, to] = [0, 1].map(|_| fabric.memory().allocate(BYTES, Role::Data).unwrap());
+        let key = fabric.memory().export(&to).unwrap();
+        let to = fabric.memory().import(Rank(0), &key, deadline).unwrap();
+
+        let [mut copies, mut waits] = [0, 1].map(|_| fabric.engine(Default::default()).unwrap());
+        if has_other {
+            let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
+            // SAFETY: the region lives longer than the engine.
+            unsafe { waits.submit(&[wait]) }.unwrap();
+        }
+
+        let (dst, src) = (At { region: &to, offset: 0 }, At { region: &from, offset: 0 });
+        // SAFETY: as above, and nobody else uses the memory.
+        let ticket = unsafe { copies.submit(&[Op::Put { dst, src, bytes: BYTES }]) }.unwrap();
+        assert_eq!(ticket, Ticket(1));
+        let polls = (1..).find(|_| copies.completed().unwrap() == ticket).unwrap();
+
+        // What is released has no ops any more.
+        waits.release().unwrap();
+        assert!(!copies.has_others());
+        polls
+    }
+
+    #[test]
+    fn polls_of_a_long_copy_are_short_while_other_engines_have_ops() {
+        assert_eq!(polls(false), 5);
+        assert!(polls(true) >= 16);
+    }
 
     #[test]
     fn a_park_on_one_fabric_is_ended_by_a_signal_over_the_second() {
