@@ -92,7 +92,7 @@ pub(super) fn agree(
     // If the group has ended, that is the cause of this rank's own error too: a rank that has ended frees
     // the memory that others import.
     life.set_timeout(deadline.timeout());
-    let _driven = runtime.driver.drive_meanwhile();
+    let _driven = runtime.driver.drive_meanwhile(&runtime.work);
     let begun = Instant::now();
     let _in_exchange = runtime.begin_exchange(label);
     let exchanged =

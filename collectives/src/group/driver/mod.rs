@@ -234,9 +234,10 @@ impl Driver {
     }
 
     /// Has the progress thread move on what is open in other groups while this thread waits for a
-    /// message and has nothing open in its own.
-    pub(super) fn drive_meanwhile(self: &Arc<Self>) -> Option<DrivesAll> {
-        if self.open.get() == 0 || !self.groups.any(|group| group.work.has_unmoved()) {
+    /// message in its own.
+    pub(super) fn drive_meanwhile(self: &Arc<Self>, own: &GroupWork) -> Option<DrivesAll> {
+        let is_left = |group: &Watch| !ptr::eq(&*group.work, own) && group.work.has_unmoved();
+        if self.open.get() == 0 || !self.groups.any(is_left) {
             return None;
         }
 
