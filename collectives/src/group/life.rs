@@ -236,7 +236,7 @@ impl LifeCycle {
         });
     }
 
-    /// Returns the time until something is due in the control, if that is so.
+    /// Returns the time until the control has something to do, or `None` if it waits for nothing.
     pub(super) fn until_tick(&self) -> Option<Duration> {
         self.state().control.until_tick(Instant::now())
     }

@@ -403,16 +403,19 @@ impl Group {
             let text = "shrink: the group has not ended; only a group that lost a rank or was aborted can shrink";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         };
+
         let old = &self.runtime.life.bootstrap;
         if record.peer == Some(old.rank()) {
             return Err(record.to_error(old.rank()));
         }
+
         let deadline = Deadline::after(self.runtime.life.timeout);
         let excluded: Vec<_> = record.peer.into_iter().collect();
         let bootstrap = old.shrink(&excluded, deadline)?;
         let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
         let node = self.setup.topology.node(old.rank()).to_le_bytes();
         let nodes = bootstrap.exchange("shrink", &node, deadline)?;
+
         let reopen = |fabric: &DynFabric| {
             fabric.reopen(rank, ranks).map_err(|error| Error::of_fabric("reopen a fabric", error))
         };
@@ -421,6 +424,7 @@ impl Group {
             Some(staged) => staged.with_network(reopen),
             None => reopen(network),
         });
+
         GroupOptions::default()
             .timeout(self.runtime.life.timeout)
             .strict(setup.strict)

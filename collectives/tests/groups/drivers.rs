@@ -40,7 +40,7 @@ fn await_workers(expected: (usize, usize)) {
     assert_eq!(workers(), expected);
 }
 
-/// Opens a group of one rank, whose other ranks could be other processes.
+/// Opens a group of one rank over TCP, whose ranks do not count as threads of one process.
 fn open_alone(options: GroupOptions) -> Result<Group, Error> {
     let hub = HubAddress::RankZero("127.0.0.1:0".to_owned());
     let environment = Environment { hub, ..Environment::at_hub("", Rank(0), 1) };

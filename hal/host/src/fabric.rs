@@ -104,6 +104,7 @@ impl Fabric {
     fn parse_address(&self, peer: Rank, address: &[u8]) -> Result<Key, Error> {
         let malformed = |what: String| Err(Error::Address { peer, what });
         let short = |truncated: Truncated| Error::Address { peer, what: truncated.to_string() };
+
         let mut reader = Reader::new(address);
         let magic = reader.array("magic").map_err(short)?;
         if magic != ADDRESS_MAGIC {
@@ -111,6 +112,7 @@ impl Fabric {
                 "the address starts with the bytes {magic:02x?}, expected {ADDRESS_MAGIC:02x?}"
             ));
         }
+
         let version = reader.u16("version").map_err(short)?;
         if version != ADDRESS_VERSION {
             return malformed(format!(
@@ -118,6 +120,7 @@ impl Fabric {
                  Peerlane on all ranks"
             ));
         }
+
         let backend = BackendId(reader.u16("backend").map_err(short)?);
         if backend != BackendId::HOST {
             return malformed(format!(
@@ -125,6 +128,7 @@ impl Fabric {
                 BackendId::HOST
             ));
         }
+
         let rank = Rank(reader.u32("rank").map_err(short)?);
         if rank != peer {
             return malformed(format!("the address belongs to rank {rank}, expected rank {peer}"));

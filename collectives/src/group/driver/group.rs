@@ -23,9 +23,10 @@ pub(in crate::group) struct GroupWork {
     pub(in crate::group) order: Order,
     /// Operations enter when they are prepared, and channels when they are opened.
     pub(super) list: List<DynWork>,
-    /// Whether the watchdog may sleep although work on a stream begins.
+    /// Announces that the watchdog may sleep, so that work on a stream or a wait that begins wakes
+    /// it.
     pub(super) watchdog_sleeps: Announcement,
-    /// Whether the progress thread moves on all that is open in the group, as its options ask.
+    /// Whether the options of the group ask for a thread that moves on all that is open.
     is_for_thread: AtomicBool,
     /// The buffers of operations that were dropped while peers or graphs of this rank may still
     /// write to them. They stay allocated as long as the group has handles.
@@ -62,8 +63,8 @@ impl GroupWork {
         self.is_for_thread.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether the watchdog may sleep although work on a stream or a wait begins, which the
-    /// caller has noted before.
+    /// Returns whether the watchdog may sleep, so that the caller must wake it. The caller has
+    /// stored before that work on a stream or a wait begins.
     pub(in crate::group) fn is_unchecked(&self) -> bool {
         self.watchdog_sleeps.is_made()
     }
@@ -135,7 +136,7 @@ impl GroupWork {
         self.order.receive(&self.life, &self.list, (from, message));
     }
 
-    /// Tells the call of an exchange that takes long, and returns the time until the next look.
+    /// Tells all ranks about an exchange that takes long, and returns the time until the next look.
     pub(super) fn look_at_exchange(&self) -> Option<Duration> {
         let (is_long, left) = self.order.look_at_exchange()?;
         if is_long {

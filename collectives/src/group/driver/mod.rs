@@ -106,8 +106,8 @@ fn drivers() -> MutexGuard<'static, Vec<Listed>> {
 impl Membership {
     /// Returns the driver for a group of the ranks that a bootstrap connects, and keeps it running.
     ///
-    /// It is the one of the thread if that thread has one or other ranks of the group are threads
-    /// of this process, otherwise the one of the process.
+    /// The group uses the driver of this thread if the thread has a driver, or if other ranks of
+    /// the group are threads of this process. Otherwise it uses the driver of the process.
     pub(super) fn of_group(bootstrap: &dyn Bootstrap) -> Self {
         let thread = Some(Caller::current());
         let mut listed = drivers();
@@ -235,14 +235,16 @@ impl Driver {
 
     /// Has the progress thread move on what is open in other groups while this thread waits for a
     /// message in its own.
+    ///
+    /// What is open in its own group was started meanwhile by another thread, which moves it on.
     pub(super) fn drive_meanwhile(self: &Arc<Self>, own: &GroupWork) -> Option<DrivesAll> {
         let is_left = |group: &Watch| !ptr::eq(&*group.work, own) && group.work.has_unmoved();
         if self.open.get() == 0 || !self.groups.any(is_left) {
             return None;
         }
 
-        // Without the thread, the call waits for peers that wait for other groups, until its
-        // deadline.
+        // If there is no room for the thread, peers that wait for other groups come late to this
+        // call, at worst after its deadline.
         self.start_progress().ok()?;
         self.drives_all.fetch_add(1, Ordering::SeqCst);
         self.wake_progress();

@@ -1,6 +1,5 @@
 //! Moves the starts of an operation on, and finds out when they are overdue.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -107,12 +106,8 @@ impl Execution {
     /// Ends the group because a start has not completed within a timeout.
     pub(super) fn raise_late(&self, timeout: Duration) {
         self.life.set_timeout(timeout);
-        let waits = self.missing_writers().into_iter().map(|rank| rank.0).collect();
+        let waits = self.waits().into_iter().map(|rank| rank.0).collect();
         self.life.raise_overdue(waits, self.tracker.overdue(timeout));
-    }
-
-    fn missing_writers(&self) -> BTreeSet<Rank> {
-        self.tracker.missing_writers()
     }
 
     fn late(&self) -> Overdue {
@@ -148,7 +143,7 @@ impl Work for Execution {
     }
 
     fn waits(&self) -> Vec<Rank> {
-        self.missing_writers().into_iter().collect()
+        self.tracker.missing_writers().into_iter().collect()
     }
 
     fn is_blocked(&self) -> bool {
