@@ -177,7 +177,7 @@ pub unsafe extern "C" fn peerlane_channel_put(
         send(
             channel,
             stream,
-            |host| host.put(peer, from, to),
+            |host| host.put(peer, from, to).map(drop),
             |queue| queue.put(peer, of_stream, to),
         )
     }
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn peerlane_channel_get(
         send(
             channel,
             stream,
-            |host| host.get(peer, from, to),
+            |host| host.get(peer, from, to).map(drop),
             |queue| queue.get(peer, from, of_stream),
         )
     }

@@ -111,12 +111,13 @@ impl Channels {
     pub(super) fn send(&mut self, index: usize, work: PerfTest) -> Result<()> {
         let (from, to) = (index * self.slot_bytes, (self.all.len() + index) * self.slot_bytes);
         let (channel, peer, bytes) = (&mut self.all[index], self.peer, self.bytes);
-        Ok(match work {
+        match work {
             PerfTest::Put => channel.put(peer, from..from + bytes, to),
             PerfTest::Get => channel.get(peer, from, to..to + bytes),
-            PerfTest::Signal if bytes == 0 => channel.signal(peer, 0).map(drop),
-            PerfTest::Signal => channel.put_signal(peer, from..from + bytes, to, 0).map(drop),
-        }?)
+            PerfTest::Signal if bytes == 0 => channel.signal(peer, 0),
+            PerfTest::Signal => channel.put_signal(peer, from..from + bytes, to, 0),
+        }?;
+        Ok(())
     }
 
     /// Signals the peer that a channel has finished, and waits until the signal is complete.

@@ -57,7 +57,10 @@ use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Rol
 use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
 pub use caller::Caller;
-pub use channel::{Channel, ChannelReport, CopyRange, Rows, SignalWait, StreamMessages, Turn};
+pub use channel::{
+    Channel, ChannelEvent, ChannelReport, CopyRange, MessageTicket, Notification, Rows, SignalWait,
+    StreamMessages, Turn,
+};
 use driver::Membership;
 pub use end::GroupEnd;
 use heap::{Allocation, Demand, Heap};

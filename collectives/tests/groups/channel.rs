@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{Channel, CopyRange, Group, GroupOptions, Rows, Window};
+use peerlane_collectives::group::{
+    Channel, ChannelEvent, CopyRange, Group, GroupOptions, Rows, Window,
+};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
@@ -34,7 +36,7 @@ fn puts_and_gets_move_their_elements_and_no_others() {
             channel.write(0, &vec![-1; 100])?;
             channel.write(0, &(0..10).map(|i| 100 * me.0 as i32 + i).collect::<Vec<_>>())?;
             group.barrier()?;
-            assert_eq!(channel.put_signal(next, 2..7, 50, 1)?, 1);
+            assert_eq!(channel.put_signal(next, 2..7, 50, 1)?.signal_count(), Some(1));
             assert_eq!(channel.wait(last, 1, SOON)?, 1);
             let mut expected = vec![-1; 100];
             for (expected, i) in expected[..10].iter_mut().zip(0..) {
@@ -54,7 +56,7 @@ fn puts_and_gets_move_their_elements_and_no_others() {
             assert_eq!(channel.signalled(last, 0)?, 0);
             group.barrier()?;
             channel.signal(next, 0)?;
-            channel.wait_for(last, 0, 1, SOON)?;
+            channel.wait_for(channel.next_signal(last, 0), SOON)?;
             group.barrier()
         });
     }
@@ -314,7 +316,7 @@ fn messages_go_on_while_the_group_waits() {
                 group.barrier()?;
                 let _ = group.all_gather::<u8>(1).prepare()?;
             } else {
-                channel.wait_for(Rank(0), 0, count, SOON)?;
+                channel.wait_for(ChannelEvent::Signal { peer: Rank(0), signal: 0, count }, SOON)?;
                 group.barrier()?;
                 let _ = group.all_gather::<u8>(1).prepare()?;
             }

@@ -21,6 +21,7 @@
 //! | `shapes` | all-gathers of uneven blocks, lists, tensors and windows |
 //! | `split` | groups that are split from a group; threads and descriptors are counted in a process of its own |
 //! | `stopped_ranks` | nobody waits for a rank whose process is stopped; the ranks are processes |
+//! | `tickets` | messages and signals of a channel are polled, awaited and waited for together |
 //! | `tiers` | groups over two fabrics |
 //! | `untyped` | operations whose element type is chosen at run time |
 //! | `waiting` | futures, descriptors and limits, and who moves the bytes meanwhile |
@@ -45,6 +46,7 @@ mod shapes;
 mod split;
 mod stopped_ranks;
 mod support;
+mod tickets;
 mod tiers;
 mod untyped;
 mod waiting;

@@ -30,7 +30,7 @@ impl Wake for Unpark {
 }
 
 /// Polls the future only when its waker was called, and fails if that takes too long.
-fn block_on<F: Future>(future: F) -> F::Output {
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let (mut context, begun) = (Context::from_waker(&waker), Instant::now());

@@ -5,6 +5,7 @@
 //! traced rank marks the interval by two system calls that are not used otherwise, and only gathers
 //! between them.
 
+mod channels;
 mod resized;
 mod system_calls;
 mod windows;
@@ -50,6 +51,10 @@ fn main() -> ExitCode {
     for ranks in [1, 3] {
         let name = format!("a_start_of_any_length_allocates_nothing::{ranks}_ranks");
         trials.push(Trial::test(name, move || resized::allocates_nothing(ranks)));
+    }
+    for ranks in [1, 3] {
+        let name = format!("messages_of_a_channel_allocate_nothing::{ranks}_ranks");
+        trials.push(Trial::test(name, move || channels::allocates_nothing(ranks)));
     }
     let skipped = system_calls::reason_to_skip();
     for ranks in [2, 4] {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use peerlane_hal::{Deadline, Rank};
 
-use super::{Channel, Mode, invalid};
+use super::{Channel, ChannelEvent, Mode, invalid};
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::Group;
@@ -66,7 +66,8 @@ impl Group {
             channel.submit_signal(peer, end, None, Mode::Host)?;
         }
         for peer in Rank::all(channel.tiers.len()) {
-            channel.wait_for_count(peer, end, 1, || deadline)?;
+            let event = ChannelEvent::Signal { peer, signal: end, count: 1 };
+            channel.wait_for_event(event, || deadline)?;
         }
         channel.flush(deadline.remaining())?;
 

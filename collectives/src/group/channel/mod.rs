@@ -5,8 +5,11 @@
 //! on a stream, where they can be captured into a graph.
 
 mod close;
+mod event;
 mod message;
+mod notification;
 mod open;
+mod sources;
 mod stream;
 mod wait;
 mod work;
@@ -23,14 +26,19 @@ use peerlane_hal::{
     self as hal, Command, Deadline, Direction, ErrorKind, Rank, RegionFlag, RegionOffset,
 };
 
+pub use self::event::{ChannelEvent, MessageTicket};
 use self::message::join_rows;
 pub use self::message::{CopyRange, Rows};
+pub use self::notification::Notification;
+use self::notification::Watchers;
+use self::sources::BytesInFlight;
 pub use stream::StreamMessages;
 use wait::{BOTH_PARK_MAX, PARK_MAX};
 pub use wait::{SignalWait, Turn};
 
 use super::buffer;
 use super::driver::OpenCount;
+use super::end::GroupEnd;
 use super::heap::Allocation;
 use super::life::LifeCycle;
 use super::report::{Fallback, LaneReport};
@@ -99,9 +107,16 @@ pub struct Channel<T> {
     /// The number of signals of the caller. Each rank has one more, which ends the channel.
     signals: u64,
     epoch_base: u64,
-    /// How often this rank has given each signal to each peer, and waited for each from each.
+    /// How often this rank has given each signal to each peer.
     given: Box<[u64]>,
-    awaited: Box<[u64]>,
+    /// How often this rank has waited for each signal of each peer. Notifications share it.
+    awaited: Arc<[AtomicU64]>,
+    /// The number of waits of the host for each peer.
+    host_waits: Arc<[AtomicU32]>,
+    /// The bytes of the window that copies of each tier may still read or write.
+    in_flight: [BytesInFlight; 2],
+    /// Where [`wait_any`](Self::wait_any) begins to look, so that no event starves.
+    next_look: usize,
     report: ChannelReport,
     /// Whether messages may be recorded into graphs.
     captures: bool,
@@ -130,6 +145,8 @@ pub struct ChannelReport {
 /// The engine and flags of a channel on one fabric, which the watchdog shares.
 pub(super) struct ChannelSide {
     name: String,
+    /// The number of the channel, which no other channel of the process has.
+    channel: u64,
     rank: Rank,
     tier: Tier,
     /// The queue, whose marks count messages.
@@ -145,8 +162,9 @@ pub(super) struct ChannelSide {
     is_watched: AtomicBool,
     /// Whether the host has submitted messages that it must move.
     is_open: AtomicBool,
-    /// The number of waits of the host for each peer.
-    host_waits: Box<[AtomicU32]>,
+    /// The number of waits of the host for each peer, if this side reports them.
+    host_waits: Option<Arc<[AtomicU32]>>,
+    watchers: Watchers,
 }
 
 /// The waits of streams and graphs.
@@ -205,22 +223,28 @@ impl BytesCopy {
 impl<T: Element> Channel<T> {
     /// Copies elements of this rank's window to the window of a peer, from element `to`.
     ///
-    /// The elements may be overwritten here after [`flush`](Self::flush). The peer may read them
-    /// when it has waited for a later [signal](Self::signal).
+    /// When the ticket is complete, the elements may be overwritten here; [`write`](Self::write)
+    /// waits for that itself. The peer may read them when it has waited for a later
+    /// [signal](Self::signal).
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer, or a range leaves
     /// the window; [`Timeout`](ErrorKind::Timeout) if the engine has no room within the timeout of
     /// the group; the reason why the group has ended.
-    pub fn put(&mut self, peer: Rank, from: Range<usize>, to: usize) -> Result<(), Error> {
+    pub fn put(
+        &mut self,
+        peer: Rank,
+        from: Range<usize>,
+        to: usize,
+    ) -> Result<MessageTicket, Error> {
         let copy = self.copy(from.start, to, from.len())?;
         self.submit(peer, &[copy.command(Direction::Put, peer)], Mode::Host)
     }
 
     /// Copies elements of this rank's window to the window of a peer, and then gives it a signal.
     ///
-    /// The peer may read the elements when it has waited for the signal. Returns how often this
-    /// signal has been given to the peer.
+    /// The peer may read the elements when it has waited for the signal. The ticket tells how often
+    /// this signal [has been given](MessageTicket::signal_count) to the peer.
     ///
     /// # Errors
     /// As [`put`](Self::put) and [`signal`](Self::signal).
@@ -230,18 +254,23 @@ impl<T: Element> Channel<T> {
         from: Range<usize>,
         to: usize,
         signal: usize,
-    ) -> Result<u64, Error> {
+    ) -> Result<MessageTicket, Error> {
         self.check_signal(peer, signal)?;
         let copy = self.copy(from.start, to, from.len())?;
         self.submit_signal(peer, signal, Some(copy), Mode::Host)
     }
 
     /// Copies elements of a peer's window, from element `from`, to this rank's window. They may be
-    /// read here after [`flush`](Self::flush).
+    /// read here when the ticket is complete.
     ///
     /// # Errors
     /// As [`put`](Self::put).
-    pub fn get(&mut self, peer: Rank, from: usize, to: Range<usize>) -> Result<(), Error> {
+    pub fn get(
+        &mut self,
+        peer: Rank,
+        from: usize,
+        to: Range<usize>,
+    ) -> Result<MessageTicket, Error> {
         let copy = self.copy(from, to.start, to.len())?;
         self.submit(peer, &[copy.command(Direction::Get, peer)], Mode::Host)
     }
@@ -252,7 +281,7 @@ impl<T: Element> Channel<T> {
     /// # Errors
     /// As [`put`](Self::put); [`InvalidArgument`](ErrorKind::InvalidArgument) if two copies write
     /// the same element.
-    pub fn puts(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
+    pub fn puts(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<MessageTicket, Error> {
         self.submit_many(peer, copies, Direction::Put, Mode::Host)
     }
 
@@ -260,17 +289,17 @@ impl<T: Element> Channel<T> {
     ///
     /// # Errors
     /// As [`puts`](Self::puts).
-    pub fn gets(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
+    pub fn gets(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<MessageTicket, Error> {
         self.submit_many(peer, copies, Direction::Get, Mode::Host)
     }
 
-    /// Sends a signal to a peer, after all earlier puts to it and gets from it. Returns how often
-    /// this signal has been given to the peer.
+    /// Sends a signal to a peer, after all earlier puts to it and gets from it. The ticket tells
+    /// how often this signal [has been given](MessageTicket::signal_count) to the peer.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer or signal;
     /// otherwise as [`put`](Self::put).
-    pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
+    pub fn signal(&mut self, peer: Rank, signal: usize) -> Result<MessageTicket, Error> {
         self.check_signal(peer, signal)?;
         self.submit_signal(peer, signal, None, Mode::Host)
     }
@@ -282,7 +311,7 @@ impl<T: Element> Channel<T> {
     pub fn unfinished(&mut self) -> Result<usize, Error> {
         let mut unfinished = 0;
         for tier in [Tier::Local, Tier::Network] {
-            self.poll(tier)?;
+            self.poll_engine(tier)?;
             let side = self.sides[tier as usize].as_ref();
             unfinished += side.map_or(0, |side| unfinished_of(&side.queue()));
         }
@@ -291,17 +320,23 @@ impl<T: Element> Channel<T> {
 
     /// Copies elements to this rank's window, from element `begin`, even while peers access them.
     ///
+    /// If puts and gets of this channel still use these elements, it first waits until they are
+    /// complete, so that a peer never receives elements that were written after the put.
+    ///
     /// The copy consists of stores of aligned words of 8 bytes, and of single bytes at its ends. A
     /// peer that gets the elements meanwhile receives each of these words and bytes as it was
-    /// before or after the store.
+    /// before or after the store. Messages that graphs replay are not waited for.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if they leave the window, or only a device
-    /// can write it.
+    /// can write it; [`Timeout`](ErrorKind::Timeout) if messages that use them are not complete
+    /// within the timeout of the group; the reason why the group has ended, if there are such
+    /// messages.
     pub fn write(&mut self, begin: usize, elements: &[T]) -> Result<(), Error> {
         let bytes =
             self.window.bytes_of(T::DTYPE, &(begin..begin.saturating_add(elements.len())))?;
-        let (to, length) = buffer::host_bytes(self.window.region(), bytes)?;
+        let (to, length) = buffer::host_bytes(self.window.region(), bytes.clone())?;
+        self.wait_until_unused(&bytes)?;
 
         let elements: &[u8] = bytemuck::cast_slice(elements);
         debug_assert_eq!(elements.len(), length, "an element has the bytes of its type");
@@ -332,6 +367,35 @@ impl<T: Element> Channel<T> {
         // because the channel keeps slices away (rules of `Window`).
         unsafe { buffer::load_shared(from, elements) };
         Ok(())
+    }
+
+    /// Returns the number of this rank in the group of the channel.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Returns the number of ranks of the group.
+    pub fn ranks(&self) -> usize {
+        self.tiers.len()
+    }
+
+    /// Returns the number of elements of the window.
+    pub fn window_len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns the number of signals from every rank to every rank.
+    pub fn signals(&self) -> usize {
+        self.signals as usize
+    }
+
+    /// Returns a handle by which the caller waits for the end of the group, as
+    /// [`Group::end`](crate::group::Group::end).
+    ///
+    /// # Errors
+    /// If the process has no descriptor left.
+    pub fn group_end(&self) -> Result<GroupEnd, Error> {
+        GroupEnd::new(&self.runtime.life)
     }
 
     /// Returns the report that names the engines and links of the channel.
@@ -444,32 +508,31 @@ impl<T: Element> Channel<T> {
         RegionFlag { region: FLAGS, word: self.word(from, signal), peer, lag: 0 }
     }
 
-    /// Submits a signal to a peer, after a put to it if there is one. Returns how often the signal
-    /// has been given.
+    /// Submits a signal to a peer, after a put to it if there is one.
     fn submit_signal(
         &mut self,
         peer: Rank,
         signal: usize,
         put: Option<BytesCopy>,
         mode: Mode,
-    ) -> Result<u64, Error> {
+    ) -> Result<MessageTicket, Error> {
         let index = self.index(peer, signal);
         let count = self.given[index] + 1;
         let signal = Command::Signal { flag: self.flag_of(peer, self.rank, signal) };
 
-        match put {
+        let ticket = match put {
             Some(put) => {
                 let put = put.command(Direction::Put, peer);
-                self.submit_counted(peer, &[put, signal], mode, count)?;
+                self.submit_counted(peer, &[put, signal], mode, count)?
             }
             None => self.submit_counted(peer, &[signal], mode, count)?,
-        }
+        };
 
         // Signals in a graph are not counted: each recorded wait takes one recorded signal.
         if mode != Mode::Captured {
             self.given[index] = count;
         }
-        Ok(count)
+        Ok(ticket.with_signal_count(count))
     }
 
     /// Submits many copies, in rows where that is possible.
@@ -479,7 +542,7 @@ impl<T: Element> Channel<T> {
         copies: &[CopyRange],
         direction: Direction,
         mode: Mode,
-    ) -> Result<(), Error> {
+    ) -> Result<MessageTicket, Error> {
         let copies = self.joined(copies)?;
         self.check_peer(peer)?;
 
@@ -493,7 +556,12 @@ impl<T: Element> Channel<T> {
     }
 
     /// Submits messages without signals.
-    fn submit(&mut self, peer: Rank, commands: &[Command], mode: Mode) -> Result<(), Error> {
+    fn submit(
+        &mut self,
+        peer: Rank,
+        commands: &[Command],
+        mode: Mode,
+    ) -> Result<MessageTicket, Error> {
         self.submit_counted(peer, commands, mode, 1)
     }
 
@@ -504,7 +572,7 @@ impl<T: Element> Channel<T> {
         commands: &[Command],
         mode: Mode,
         count: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<MessageTicket, Error> {
         self.runtime.life.check()?;
         self.check_peer(peer)?;
         if peer == self.rank {
@@ -512,7 +580,7 @@ impl<T: Element> Channel<T> {
         }
 
         let tier = self.tiers[peer.index()];
-        let Self { sides, runtime, name, .. } = self;
+        let Self { sides, runtime, name, in_flight, .. } = self;
         let life = &runtime.life;
         let Some(side) = &sides[tier as usize] else {
             return Err(Error::new(ErrorKind::Other, format!("no fabric connects rank {peer}")));
@@ -554,9 +622,29 @@ impl<T: Element> Channel<T> {
             side.open();
             runtime.driver.wake_progress();
         }
+
+        // Even after an error, the engine may have taken some of the commands.
+        let ticket = MessageTicket::new(side.channel, tier, queue.marked());
+        if mode != Mode::Captured {
+            in_flight[tier as usize].add(commands, ticket.queue_number(), queue.done());
+        }
         drop(queue);
 
-        submitted.map_err(|error| fail(life, name, error))
+        submitted.map_err(|error| fail(life, name, error))?;
+        Ok(ticket)
+    }
+
+    /// Waits until no copy of this channel uses these bytes of the window.
+    fn wait_until_unused(&mut self, bytes: &Range<u64>) -> Result<(), Error> {
+        for tier in [Tier::Local, Tier::Network] {
+            let Some(side) = &self.sides[tier as usize] else { continue };
+            let Some(last) = self.in_flight[tier as usize].last_use(bytes) else { continue };
+
+            let ticket = MessageTicket::new(side.channel, tier, last);
+            let timeout = self.runtime.life.timeout;
+            self.wait_for(ticket, timeout)?;
+        }
+        Ok(())
     }
 
     /// Refuses copies from this rank to itself whose source and destination overlap.
@@ -590,7 +678,7 @@ impl<T: Element> Channel<T> {
         )))
     }
 
-    fn poll(&mut self, tier: Tier) -> Result<(), Error> {
+    fn poll_engine(&mut self, tier: Tier) -> Result<(), Error> {
         self.runtime.life.check()?;
         let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
         let polled = side.queue().poll().map(drop);
@@ -647,6 +735,7 @@ impl<T> Drop for Channel<T> {
             let _ = queue.release();
             side.close();
             drop(queue);
+            side.watchers.end();
 
             // After the end of the group, streams and graphs may still wait, and peers may still
             // write, so the group keeps the memory and goes on to release them.
@@ -659,8 +748,9 @@ impl<T> Drop for Channel<T> {
         // A NIC completes a signal before its peer has stored it, so the flags of a network are not
         // used again.
         if is_complete && self.sides[Tier::Network as usize].is_none() {
-            let most = self.given.iter().chain(&self.awaited).max();
-            allocation.set_epochs(most.copied().unwrap_or(0));
+            let awaited = self.awaited.iter().map(|count| count.load(Ordering::Relaxed));
+            let most = self.given.iter().copied().chain(awaited).max();
+            allocation.set_epochs(most.unwrap_or(0));
         } else {
             allocation.leak();
         }

@@ -1,7 +1,7 @@
 //! Opens channels: each rank creates engines, and all take flags from the heap.
 
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use peerlane_hal::{
@@ -9,6 +9,8 @@ use peerlane_hal::{
     Region as _, Space,
 };
 
+use super::notification::Watchers;
+use super::sources::BytesInFlight;
 use super::{Channel, ChannelReport, ChannelSide, invalid, words_of_rank};
 use crate::element::Element;
 use crate::error::Error;
@@ -108,6 +110,9 @@ fn open<T: Element>(
     // From here on, peers can put into the window, even if this rank fails.
     used.set_open();
 
+    let id = next_id();
+    let host_waits: Arc<[AtomicU32]> = (0..ranks).map(|_| AtomicU32::new(0)).collect();
+
     let mut flags = flags.into_iter();
     let mut sides = [None, None];
     for (tier, engine) in [Tier::Local, Tier::Network].into_iter().zip(engines) {
@@ -124,6 +129,7 @@ fn open<T: Element>(
 
         let side = Arc::new(ChannelSide {
             name: name.clone(),
+            channel: id,
             rank,
             tier,
             queue: Mutex::new(queue),
@@ -133,14 +139,16 @@ fn open<T: Element>(
             life: Arc::clone(&runtime.life),
             open: Arc::clone(runtime.driver.open_count()),
             is_open: AtomicBool::new(false),
-            host_waits: (0..ranks).map(|_| AtomicU32::new(0)).collect(),
+            // One side reports them for both.
+            host_waits: (tier == Tier::Local).then(|| Arc::clone(&host_waits)),
             is_watched: AtomicBool::new(false),
+            watchers: Watchers::default(),
         });
         runtime.add_work(Arc::clone(&side) as _, None);
         sides[tier as usize] = Some(side);
     }
 
-    let counts = vec![0; ranks * (signals as usize + 1)].into_boxed_slice();
+    let counts = ranks * (signals as usize + 1);
     Ok(Channel {
         name,
         rank,
@@ -150,8 +158,11 @@ fn open<T: Element>(
         len,
         signals,
         epoch_base: group.heap.epoch_base(),
-        given: counts.clone(),
-        awaited: counts,
+        given: vec![0; counts].into_boxed_slice(),
+        awaited: (0..counts).map(|_| AtomicU64::new(0)).collect(),
+        host_waits,
+        in_flight: [BytesInFlight::default(), BytesInFlight::default()],
+        next_look: 0,
         report,
         captures: false,
         allocation: Some(allocation),
@@ -159,6 +170,12 @@ fn open<T: Element>(
         used: Some(used),
         elements: PhantomData,
     })
+}
+
+/// Returns a number that no other channel of the process has.
+fn next_id() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// Returns the memory of a channel on one fabric: the window, and the flags of the host and of

@@ -119,7 +119,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// As [`Channel::put`]; [`Unavailable`](ErrorKind::Unavailable) if the peer is on another node.
     pub fn put(&mut self, peer: Rank, from: Range<usize>, to: usize) -> Result<(), Error> {
         let copy = self.channel.copy(from.start, to, from.len())?;
-        self.channel.submit(peer, &[copy.command(Direction::Put, peer)], self.mode)
+        self.channel.submit(peer, &[copy.command(Direction::Put, peer)], self.mode).map(drop)
     }
 
     /// Copies elements of a peer's window to this rank's window, like [`Channel::get`].
@@ -128,7 +128,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// As [`put`](Self::put).
     pub fn get(&mut self, peer: Rank, from: usize, to: Range<usize>) -> Result<(), Error> {
         let copy = self.channel.copy(from, to.start, to.len())?;
-        self.channel.submit(peer, &[copy.command(Direction::Get, peer)], self.mode)
+        self.channel.submit(peer, &[copy.command(Direction::Get, peer)], self.mode).map(drop)
     }
 
     /// Makes many copies from this rank's window to that of a peer, like [`Channel::puts`].
@@ -136,7 +136,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// # Errors
     /// As [`Channel::puts`] and [`put`](Self::put).
     pub fn puts(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
-        self.channel.submit_many(peer, copies, Direction::Put, self.mode)
+        self.channel.submit_many(peer, copies, Direction::Put, self.mode).map(drop)
     }
 
     /// Makes many copies from the window of a peer to this rank's, like [`Channel::gets`].
@@ -144,7 +144,7 @@ impl<T: Element> StreamMessages<'_, T> {
     /// # Errors
     /// As [`puts`](Self::puts).
     pub fn gets(&mut self, peer: Rank, copies: &[CopyRange]) -> Result<(), Error> {
-        self.channel.submit_many(peer, copies, Direction::Get, self.mode)
+        self.channel.submit_many(peer, copies, Direction::Get, self.mode).map(drop)
     }
 
     /// Copies elements to the window of a peer and then gives it a signal, like
@@ -194,13 +194,13 @@ impl<T: Element> StreamMessages<'_, T> {
         }
 
         let index = channel.index(peer, signal);
-        let count = channel.awaited[index] + 1;
+        let count = channel.awaited[index].load(Ordering::Relaxed) + 1;
         let flag = channel.flag_of(peer, peer, signal);
         channel.submit_counted(peer, &[Command::Wait { flag }], *mode, count)?;
 
         let start = if *mode == Mode::Captured { Start::Captured } else { Start::Eager(count) };
         if *mode != Mode::Captured {
-            channel.awaited[index] = count;
+            channel.awaited[index].store(count, Ordering::Relaxed);
         }
         waits.push(StreamWait { signal, flag, start });
         Ok(())

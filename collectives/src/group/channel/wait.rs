@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
-use super::{Channel, ChannelSide, unfinished_of};
+use super::{Channel, ChannelEvent, ChannelSide, unfinished_of};
 use crate::element::Element;
 use crate::error::Error;
+use crate::plan::Tier;
 use crate::run::backoff::Backoff;
 
 /// A wait looks this often for its signal before it does anything else, for about a microsecond.
@@ -60,7 +61,7 @@ pub struct SignalWait {
     peer: Rank,
     signal: usize,
     deadline: Deadline,
-    progress: Option<Progress>,
+    progress: Option<Progress<[ChannelEvent; 1]>>,
 }
 
 impl SignalWait {
@@ -71,38 +72,41 @@ impl SignalWait {
 }
 
 /// Holds what a wait that has begun keeps between its turns. While it exists, the rank counts as
-/// waiting for the peer.
-struct Progress {
-    side: Option<Arc<ChannelSide>>,
-    peer: Rank,
-    /// `None` if the engines can park until a signal comes.
+/// waiting for the peers of the signals.
+pub(super) struct Progress<E: AsRef<[ChannelEvent]>> {
+    events: E,
+    host_waits: Arc<[AtomicU32]>,
+    /// `None` if the engines can park until an event happens.
     backoff: Option<Backoff>,
 }
 
-impl Progress {
-    fn begin<T>(channel: &Channel<T>, peer: Rank) -> Self {
-        let side = channel.sides[channel.tiers[peer.index()] as usize].clone();
-        if let Some(side) = &side {
-            side.host_waits[peer.index()].fetch_add(1, Ordering::Relaxed);
+impl<E: AsRef<[ChannelEvent]>> Progress<E> {
+    fn begin<T>(channel: &Channel<T>, events: E) -> Self {
+        let host_waits = Arc::clone(&channel.host_waits);
+        let mut has_signals = false;
+        for peer in events.as_ref().iter().filter_map(ChannelEvent::signalling_peer) {
+            host_waits[peer.index()].fetch_add(1, Ordering::Relaxed);
+            has_signals = true;
         }
 
         // A park of an engine of a device does not see the flags that peers signal.
         let is_polled = channel.report.lanes.iter().all(|lane| lane.polled);
-        Self { side, peer, backoff: (!is_polled).then(|| Backoff::new(PARK_MAX)) }
+        let backoff = (has_signals && !is_polled).then(|| Backoff::new(PARK_MAX));
+        Self { events, host_waits, backoff }
     }
 }
 
-impl Drop for Progress {
+impl<E: AsRef<[ChannelEvent]>> Drop for Progress<E> {
     fn drop(&mut self) {
-        if let Some(side) = &self.side {
-            side.host_waits[self.peer.index()].fetch_sub(1, Ordering::Relaxed);
+        for peer in self.events.as_ref().iter().filter_map(ChannelEvent::signalling_peer) {
+            self.host_waits[peer.index()].fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-impl fmt::Debug for Progress {
+impl<E: AsRef<[ChannelEvent]>> fmt::Debug for Progress<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Progress").field("peer", &self.peer).finish_non_exhaustive()
+        f.debug_struct("Progress").field("events", &self.events.as_ref()).finish_non_exhaustive()
     }
 }
 
@@ -114,8 +118,9 @@ impl<T: Element> Channel<T> {
     /// As [`wait_for`](Self::wait_for).
     pub fn wait(&mut self, peer: Rank, signal: usize, timeout: Duration) -> Result<u64, Error> {
         self.check_signal(peer, signal)?;
-        let count = self.awaited[self.index(peer, signal)] + 1;
-        self.wait_for_count(peer, signal, count, || Deadline::after(timeout))?;
+        let count = self.awaited(peer, signal) + 1;
+        let event = ChannelEvent::Signal { peer, signal, count };
+        self.wait_for_event(event, || Deadline::after(timeout))?;
         Ok(count)
     }
 
@@ -135,86 +140,74 @@ impl<T: Element> Channel<T> {
         let SignalWait { peer, signal, deadline, ref mut progress } = *wait;
         self.check_signal(peer, signal)?;
 
-        let count = self.awaited[self.index(peer, signal)] + 1;
-        let waited = self.wait_in((peer, signal, count), progress, Some(turn), || deadline);
+        let count = self.awaited(peer, signal) + 1;
+        let event = ChannelEvent::Signal { peer, signal, count };
+        let waited = self.wait_in([event], progress, Some(turn), || deadline);
         // The wait goes on in another turn only if this one has ended.
-        if !matches!(waited, Ok(false)) {
+        if !matches!(waited, Ok(None)) {
             *progress = None;
         }
 
-        Ok(waited?.then_some(count))
+        Ok(waited?.map(|_| count))
     }
 
-    /// Waits until a peer has given a signal at least `count` times since the channel was opened.
-    ///
-    /// # Errors
-    /// [`Timeout`](ErrorKind::Timeout), naming the peer, after which the channel can go on;
-    /// [`PeerLost`](ErrorKind::PeerLost) if the peer has left the group;
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such peer or signal; the
-    /// reason why the group has ended.
-    pub fn wait_for(
+    pub(super) fn wait_for_event(
         &mut self,
-        peer: Rank,
-        signal: usize,
-        count: u64,
-        timeout: Duration,
-    ) -> Result<(), Error> {
-        self.check_signal(peer, signal)?;
-        self.wait_for_count(peer, signal, count, || Deadline::after(timeout))
-    }
-
-    pub(super) fn wait_for_count(
-        &mut self,
-        peer: Rank,
-        signal: usize,
-        count: u64,
+        event: ChannelEvent,
         deadline: impl FnOnce() -> Deadline,
     ) -> Result<(), Error> {
-        self.wait_in((peer, signal, count), &mut None, None, deadline).map(drop)
+        self.wait_in([event], &mut None, None, deadline).map(drop)
     }
 
-    /// Waits for a signal, and returns false if the turn has ended before.
-    fn wait_in(
+    /// Waits for one of several events, whose index it returns, or `None` if the turn has ended
+    /// before.
+    pub(super) fn wait_in<E: AsRef<[ChannelEvent]> + Copy>(
         &mut self,
-        (peer, signal, count): (Rank, usize, u64),
-        progress: &mut Option<Progress>,
+        events: E,
+        progress: &mut Option<Progress<E>>,
         turn: Option<Turn<'_>>,
         deadline: impl FnOnce() -> Deadline,
-    ) -> Result<bool, Error> {
-        let is_signalled = |channel: &Self| {
-            let value = channel.flag(peer, signal)?.load(Ordering::Acquire);
-            Ok::<_, Error>(value.saturating_sub(channel.epoch_base) >= count)
-        };
-
-        if !is_signalled(self)? {
-            let progress = progress.get_or_insert_with(|| Progress::begin(self, peer));
-            let awaited = (peer, signal, count);
-            if !self.wait_until(is_signalled, awaited, &mut progress.backoff, turn, deadline)? {
-                return Ok(false);
-            }
+    ) -> Result<Option<usize>, Error> {
+        let listed = events.as_ref();
+        let mut found = self.first_that_happened(listed)?;
+        if found.is_none() {
+            let progress = progress.get_or_insert_with(|| Progress::begin(self, events));
+            found = self.wait_until_one(listed, &mut progress.backoff, turn, deadline)?;
         }
 
-        let index = self.index(peer, signal);
-        self.awaited[index] = self.awaited[index].max(count);
-        Ok(true)
+        if let Some(index) = found {
+            self.note_awaited(listed[index]);
+            self.next_look = index + 1;
+        }
+        Ok(found)
     }
 
-    /// Polls until `is_signalled`, and returns false if the turn has ended before.
-    fn wait_until(
+    /// Returns the index of the first event that has happened, behind the one that the last wait
+    /// has returned.
+    fn first_that_happened(&self, events: &[ChannelEvent]) -> Result<Option<usize>, Error> {
+        let begin = if self.next_look < events.len() { self.next_look } else { 0 };
+        for index in (begin..events.len()).chain(0..begin) {
+            if self.has_happened(events[index])? {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Polls until one of the events has happened, and returns `None` if the turn has ended before.
+    fn wait_until_one(
         &mut self,
-        is_signalled: impl Fn(&Self) -> Result<bool, Error>,
-        (peer, signal, count): (Rank, usize, u64),
+        events: &[ChannelEvent],
         backoff: &mut Option<Backoff>,
         turn: Option<Turn<'_>>,
         deadline: impl FnOnce() -> Deadline,
-    ) -> Result<bool, Error> {
-        let tier = self.tiers[peer.index()];
-        self.poll(tier)?;
+    ) -> Result<Option<usize>, Error> {
+        self.poll_engines_of(events)?;
 
         // The clock is not read for a signal that comes at once.
         for _ in 0..SPINS {
-            if is_signalled(self)? {
-                return Ok(true);
+            if let Some(index) = self.first_that_happened(events)? {
+                return Ok(Some(index));
             }
             std::hint::spin_loop();
         }
@@ -225,38 +218,22 @@ impl<T: Element> Channel<T> {
 
             // This is read before the poll, which then sees all signals that the peer gave before
             // it left.
-            let has_left = self.runtime.life.has_any_left() && self.runtime.life.has_left(peer);
-            self.poll(tier)?;
-            if is_signalled(self)? {
-                return Ok(true);
+            let left = self.peer_that_left(events);
+            self.poll_engines_of(events)?;
+            if let Some(index) = self.first_that_happened(events)? {
+                return Ok(Some(index));
             }
 
-            let late = has_left || deadline.has_passed();
-            if late {
-                let name = &self.name;
-                let me = self.rank;
-                let seen = self.flag(peer, signal)?.load(Ordering::Acquire);
-                let seen = seen.saturating_sub(self.epoch_base);
-
-                let kind = if has_left { ErrorKind::PeerLost } else { ErrorKind::Timeout };
-                let why = match has_left {
-                    true => format!("rank {peer} has left the group"),
-                    false => format!("{:?} have passed", deadline.timeout()),
-                };
-                let text = match signal == self.end_signal() {
-                    true => format!(
-                        "{name}: rank {me} waits for rank {peer} to end the channel, but {why}"
-                    ),
-                    false => format!(
-                        "{name}: rank {me} waits for signal {signal} of rank {peer}, but {why}: it was given {seen} times, \
-                         expected {count}"
-                    ),
-                };
-                return Err(Error::new(kind, text).with_peer(peer));
+            if let Some((event, peer)) = left {
+                let why = format!("rank {peer} has left the group");
+                return Err(self.missing(ErrorKind::PeerLost, &[event], &why));
             }
-
+            if deadline.has_passed() {
+                let why = format!("{:?} have passed", deadline.timeout());
+                return Err(self.missing(ErrorKind::Timeout, events, &why));
+            }
             if turn.is_some_and(|turn| turn.is_over()) {
-                return Ok(false);
+                return Ok(None);
             }
 
             // Peers may wait for starts of this rank before they give the signal.
@@ -265,12 +242,66 @@ impl<T: Element> Channel<T> {
             let limit = turn.map_or(limit, |turn| turn.pause().min(limit));
 
             match backoff {
-                None => self.park(tier, deadline.remaining().min(limit))?,
+                None => self.park(self.tier_of(events[0]), deadline.remaining().min(limit))?,
                 Some(backoff) => match backoff.nap(polled_at) {
                     Some(nap) => std::thread::sleep(nap.min(limit)),
                     None => std::thread::yield_now(),
                 },
             }
+        }
+    }
+
+    /// Polls the engines that can make one of the events happen.
+    fn poll_engines_of(&mut self, events: &[ChannelEvent]) -> Result<(), Error> {
+        for tier in [Tier::Local, Tier::Network] {
+            if events.iter().any(|event| self.tier_of(*event) == tier) {
+                self.poll_engine(tier)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns an event whose peer has left the group, and the peer.
+    fn peer_that_left(&self, events: &[ChannelEvent]) -> Option<(ChannelEvent, Rank)> {
+        let life = &self.runtime.life;
+        if !life.has_any_left() {
+            return None;
+        }
+        let mut peers = events.iter().filter_map(|event| Some((*event, event.signalling_peer()?)));
+        peers.find(|(_, peer)| life.has_left(*peer))
+    }
+
+    /// Returns the error that none of the events has happened.
+    pub(super) fn missing(&self, kind: ErrorKind, events: &[ChannelEvent], why: &str) -> Error {
+        let Self { name, rank, .. } = self;
+        let text = match events {
+            &[ChannelEvent::Signal { peer, signal, .. }] if signal == self.end_signal() => {
+                format!("{name}: rank {rank} waits for rank {peer} to end the channel, but {why}")
+            }
+            &[ChannelEvent::Signal { peer, signal, count }] => {
+                let seen = self.given_by(peer, signal).unwrap_or_default();
+                format!(
+                    "{name}: rank {rank} waits for signal {signal} of rank {peer}, but {why}: it was given {seen} times, \
+                     expected {count}"
+                )
+            }
+            [only] => format!("{name}: rank {rank} waits for {only}, but {why}"),
+            [first, others @ ..] => {
+                let others = others.len();
+                format!(
+                    "{name}: rank {rank} waits for {first} or one of {others} other events, but {why}"
+                )
+            }
+            [] => format!("{name}: rank {rank} waits for no event, but {why}"),
+        };
+
+        // Of several peers, none is to blame more than the others.
+        let peer = events.first().and_then(ChannelEvent::signalling_peer);
+        let peer = peer.filter(|_| events.iter().all(|event| event.signalling_peer() == peer));
+        let error = Error::new(kind, text);
+        match peer {
+            Some(peer) => error.with_peer(peer),
+            None => error,
         }
     }
 
@@ -280,8 +311,8 @@ impl<T: Element> Channel<T> {
     /// As [`signal`](Self::signal).
     pub fn signalled(&mut self, peer: Rank, signal: usize) -> Result<u64, Error> {
         self.check_signal(peer, signal)?;
-        self.poll(self.tiers[peer.index()])?;
-        Ok(self.flag(peer, signal)?.load(Ordering::Acquire).saturating_sub(self.epoch_base))
+        self.poll_engine(self.tiers[peer.index()])?;
+        self.given_by(peer, signal)
     }
 
     /// Waits until all earlier puts and gets are complete here.
@@ -358,7 +389,6 @@ mod tests {
     use crate::bootstrap::{Bootstrap as _, in_process};
     use crate::group::Group;
     use crate::group::driver::Work as _;
-    use crate::plan::Tier;
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -394,7 +424,7 @@ mod tests {
             channel.signal(Rank(2), 0)?;
             assert_eq!(channel.wait_for_turn(&mut last, Turn::begin(LONG, &nobody))?, Some(1));
             assert_eq!(side.waits(), [Rank(1)]);
-            channel.wait_for(Rank(1), 0, 1, LONG)?;
+            channel.wait_for(ChannelEvent::Signal { peer: Rank(1), signal: 0, count: 1 }, LONG)?;
             channel.signal(Rank(0), 0)?;
 
             // The signal is here at once, in another turn than the one that has noted the wait.

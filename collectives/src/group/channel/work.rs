@@ -13,7 +13,7 @@ use crate::run::queue::Queue;
 
 impl ChannelSide {
     /// Returns the queue, or `None` while another thread uses it.
-    fn free_queue(&self) -> Option<MutexGuard<'_, Queue>> {
+    pub(super) fn free_queue(&self) -> Option<MutexGuard<'_, Queue>> {
         match self.queue.try_lock() {
             Ok(queue) => Some(queue),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -80,6 +80,14 @@ impl Work for ChannelSide {
         self.is_open.load(Ordering::Relaxed)
     }
 
+    fn is_for_thread(&self, all: bool) -> bool {
+        self.is_observed() || all && self.is_open()
+    }
+
+    fn is_observed(&self) -> bool {
+        !self.watchers.is_empty()
+    }
+
     /// Moves messages of the host. The error of an engine is returned by the next call on the
     /// channel.
     fn drive(&self) -> Result<Driven, AbortRecord> {
@@ -89,15 +97,25 @@ impl Work for ChannelSide {
         };
 
         let before = queue.done();
-        let is_open = queue.poll().is_ok() && unfinished_of(&queue) > 0;
+        let is_polled = queue.poll().is_ok();
+        let done = queue.done();
+        let is_open = is_polled && unfinished_of(&queue) > 0;
         if !is_open {
             self.close();
         }
-        Ok(Driven { has_progressed: queue.done() > before, is_open })
+        drop(queue);
+
+        // After the error of an engine, the callers find it out themselves.
+        match is_polled {
+            true => self.watchers.tell_due(|watcher| self.is_due(watcher, done)),
+            false => self.watchers.tell_due(|_| true),
+        }
+        Ok(Driven { has_progressed: done > before, is_open })
     }
 
     fn waits(&self) -> Vec<Rank> {
-        let host = Rank::all(self.host_waits.len()).zip(&self.host_waits);
+        let host_waits = self.host_waits.as_deref().unwrap_or_default();
+        let host = Rank::all(host_waits.len()).zip(host_waits);
         let host = host.filter(|(_, waits)| waits.load(Ordering::Relaxed) > 0);
 
         let stream_waits = self.stream_waits();
@@ -122,6 +140,10 @@ impl Work for ChannelSide {
     /// Returns true, because a graph may hold messages of the channel.
     fn is_captured(&self) -> bool {
         true
+    }
+
+    fn tell(&self) {
+        self.watchers.tell_due(|_| true);
     }
 
     fn release(&self) -> bool {
