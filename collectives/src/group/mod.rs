@@ -19,6 +19,7 @@
 //! | `driver/` | the threads that look after the work of groups |
 //! | `tracker.rs` | what is known of the starts of an operation |
 //! | `start_part.rs` | the lengths and places of a start, which ranks compare |
+//! | `eager.rs` | how long a future polls in the thread of its caller |
 //! | `event.rs` | descriptors and wakers of callers that wait for an end or a start |
 //! | `report.rs` | the report of how an operation runs |
 
@@ -29,6 +30,7 @@ mod caller;
 mod channel;
 mod control;
 mod driver;
+mod eager;
 mod end;
 mod event;
 mod heap;

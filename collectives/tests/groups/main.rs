@@ -3,6 +3,7 @@
 //! | module | shows |
 //! | --- | --- |
 //! | `all_gather` | all-gathers over one fabric, captured and not |
+//! | `awaits` | measures an awaited start beside one that blocks |
 //! | `buffer_plan` | plans of buffers that share memory, and their windows |
 //! | `channel` | one-sided messages between ranks |
 //! | `closed_groups` | closed groups leave no descriptor and no memory behind; in a process of its own, because all of it counts |
@@ -27,6 +28,7 @@
 //! | `waiting` | futures, descriptors and limits, and who moves the bytes meanwhile |
 
 mod all_gather;
+mod awaits;
 mod buffer_plan;
 mod channel;
 mod closed_groups;

@@ -16,6 +16,7 @@ use super::event::Condition;
 use super::{Channel, ChannelEvent, ChannelSide, fail, invalid};
 use crate::element::Element;
 use crate::error::Error;
+use crate::group::eager::{EagerPolls, Look, Next};
 use crate::group::event::Event;
 use crate::group::runtime::Runtime;
 
@@ -73,6 +74,9 @@ impl<T: Element> Channel<T> {
             side,
             runtime: Arc::clone(&self.runtime),
             watcher: Arc::new(watcher),
+            eager_polls: EagerPolls::default(),
+            is_watched: false,
+            done: 0,
             awaited: index.map(|index| (Arc::clone(&self.awaited), index)),
         })
     }
@@ -83,13 +87,19 @@ impl<T: Element> Channel<T> {
 /// It is a future, which any executor can poll, and it has a descriptor for event loops. If it is
 /// dropped, the event is no longer watched, and the messages of the channel go on.
 ///
-/// The progress thread of the group watches the event, from the time when the future is first
-/// polled without success or the descriptor is asked for.
+/// As a future, it first polls by itself and calls its waker, so that the executor polls again.
+/// When nothing has moved for 100 µs, the progress thread of the group watches the event, and also
+/// if the descriptor was asked for.
 #[must_use = "a notification does nothing unless it is awaited, polled or watched"]
 pub struct Notification {
     side: Arc<ChannelSide>,
     runtime: Arc<Runtime>,
     watcher: Arc<Watcher>,
+    eager_polls: EagerPolls,
+    /// Whether the progress thread has watched the event.
+    is_watched: bool,
+    /// What the queue had done at the last poll.
+    done: u64,
     /// The count of the signal that the event waits for, with its index.
     awaited: Option<(Arc<[AtomicU64]>, usize)>,
 }
@@ -118,16 +128,13 @@ impl Notification {
         let left = left.filter(|peer| life.has_left(*peer));
 
         // If another thread uses the engine, what that thread finds is seen by the next poll.
-        let done = match side.free_queue() {
-            None => 0,
-            Some(mut queue) => {
-                let polled = queue.poll().map(|_| queue.done());
-                drop(queue);
-                polled.map_err(|error| fail(life, &side.name, error))?
-            }
-        };
+        if let Some(mut queue) = side.free_queue() {
+            let polled = queue.poll().map(|_| queue.done());
+            drop(queue);
+            self.done = polled.map_err(|error| fail(life, &side.name, error))?;
+        }
 
-        if side.is_met(watcher.condition, done) {
+        if side.is_met(watcher.condition, self.done) {
             if let (Some((counts, index)), ChannelEvent::Signal { count, .. }) =
                 (&self.awaited, watcher.event)
             {
@@ -158,7 +165,7 @@ impl Notification {
     /// [`Other`](ErrorKind::Other) if the process has no descriptor or no thread left.
     pub fn descriptor(&mut self) -> Result<BorrowedFd<'_>, Error> {
         self.watcher.signal.descriptor(EVENT)?;
-        self.list()?;
+        self.watch()?;
 
         // What happened before the progress thread watches is found here.
         if !matches!(self.poll(), Ok(false)) {
@@ -167,8 +174,19 @@ impl Notification {
         self.watcher.signal.descriptor(EVENT)
     }
 
+    /// Looks at the event for a future that polls by itself.
+    fn look(&mut self) -> Result<Look, Error> {
+        let before = self.done;
+        if self.poll()? {
+            return Ok(Look::Complete);
+        }
+        self.runtime.driver.drive_others(None);
+        Ok(if self.done > before { Look::Progressed } else { Look::Idle })
+    }
+
     /// Has the progress thread watch the event.
-    fn list(&mut self) -> Result<(), Error> {
+    fn watch(&mut self) -> Result<(), Error> {
+        self.is_watched = true;
         self.runtime.driver.start_progress()?;
         self.side.watchers.add(&self.watcher);
         self.runtime.driver.wake_progress();
@@ -181,14 +199,21 @@ impl Future for Notification {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let own = self.get_mut();
-        if own.poll()? {
-            return Poll::Ready(Ok(()));
+        if !own.is_watched {
+            let mut polls = std::mem::take(&mut own.eager_polls);
+            let next = polls.poll(context.waker(), || own.look())?;
+            own.eager_polls = polls;
+            match next {
+                Next::Return => return Poll::Ready(Ok(())),
+                Next::PolledAgain => return Poll::Pending,
+                Next::Watched => {}
+            }
         }
 
         // What happens from here on is told to the waker, and what has happened in between is found
-        // by the second poll.
+        // by the poll.
         own.watcher.signal.set_waker(context.waker());
-        own.list()?;
+        own.watch()?;
         match own.poll()? {
             true => Poll::Ready(Ok(())),
             false => Poll::Pending,
@@ -198,7 +223,7 @@ impl Future for Notification {
 
 impl Drop for Notification {
     fn drop(&mut self) {
-        if !self.runtime.driver.is_of_parent() {
+        if self.is_watched && !self.runtime.driver.is_of_parent() {
             self.side.watchers.remove(&self.watcher);
         }
     }

@@ -11,6 +11,7 @@ use peerlane_hal::{Deadline, ErrorKind, Rank};
 use super::execution::Execution;
 use crate::error::Error;
 use crate::group::call::Patience;
+use crate::group::eager::{EagerPolls, Look, Next};
 use crate::group::heap::Allocation;
 use crate::group::runtime::Runtime;
 use crate::group::start_part::{PeerLens, StartPart};
@@ -36,6 +37,46 @@ pub(super) struct Prepared {
     checks_starts: bool,
     /// The blocks of the heap, which are dropped after the last start.
     allocation: SharedAllocation,
+}
+
+/// The polls of a future, which moves a start by itself as long as the start moves.
+#[derive(Default)]
+pub(super) struct FuturePolls {
+    eager: EagerPolls,
+    /// `None` until a poll has left the start open.
+    start: Option<StartOfFuture>,
+}
+
+/// A start that only the polls of a future move.
+///
+/// It borrows nothing, so that a handle with it can be dropped after the borrow of its operation
+/// has ended.
+struct StartOfFuture {
+    execution: Arc<Execution>,
+    runtime: Arc<Runtime>,
+    epoch: u64,
+}
+
+impl Drop for StartOfFuture {
+    /// Has the progress thread go on with the start, because peers may wait for it.
+    fn drop(&mut self) {
+        let is_complete = self.execution.tracker.closed() >= self.epoch;
+        if !is_complete && !self.runtime.driver.is_of_parent() {
+            // Without room for the thread, the next call of this rank moves the start.
+            let _ = observe(&self.execution, &self.runtime);
+        }
+    }
+}
+
+/// Has the progress thread drive a start, whose completion its caller is then told.
+fn observe(execution: &Execution, runtime: &Runtime) -> Result<(), Error> {
+    let tracker = &execution.tracker;
+    if !tracker.is_observed() {
+        runtime.driver.start_progress()?;
+        tracker.observe();
+        runtime.driver.wake_progress();
+    }
+    Ok(())
 }
 
 /// The blocks of the heap, which several executors of one operation share.
@@ -263,12 +304,27 @@ impl Prepared {
     }
 
     /// Polls the start, and has the waker called when it may be complete.
+    ///
+    /// As long as the start moves, the polls of the future move it, so that a short start needs no
+    /// other thread.
     pub(super) fn poll_future(
-        &mut self,
+        &self,
         epoch: u64,
         deadline: Deadline,
+        polls: &mut FuturePolls,
         waker: &Waker,
     ) -> Poll<Result<(), Error>> {
+        if !self.tracker().is_observed() {
+            match polls.eager.poll(waker, || self.look(epoch, deadline))? {
+                Next::Return => return Poll::Ready(Ok(())),
+                Next::PolledAgain => {
+                    polls.start.get_or_insert_with(|| self.start_of_future(epoch));
+                    return Poll::Pending;
+                }
+                Next::Watched => {}
+            }
+        }
+
         self.tracker().event().set_waker(waker);
         self.observe()?;
 
@@ -279,6 +335,23 @@ impl Prepared {
 
         self.check_late(epoch, Some(deadline))?;
         Poll::Pending
+    }
+
+    fn start_of_future(&self, epoch: u64) -> StartOfFuture {
+        let execution = Arc::clone(&self.execution);
+        StartOfFuture { execution, runtime: Arc::clone(&self.runtime), epoch }
+    }
+
+    /// Looks at a start for a future that polls by itself.
+    fn look(&self, epoch: u64, deadline: Deadline) -> Result<Look, Error> {
+        let progress = self.drive()?;
+        if self.has_completed(progress.done, epoch)? {
+            return Ok(Look::Complete);
+        }
+
+        self.check_late(epoch, Some(deadline))?;
+        self.drive_others();
+        Ok(if progress.progressed { Look::Progressed } else { Look::Idle })
     }
 
     /// Returns a descriptor that is readable when the start may be complete or the group has ended.
@@ -438,14 +511,8 @@ impl Prepared {
         Ok(record.map(|record| self.runtime.life.raise(record)).is_some())
     }
 
-    /// Has the progress thread drive a start, whose completion its caller is then told.
     fn observe(&self) -> Result<(), Error> {
-        if !self.tracker().is_observed() {
-            self.runtime.driver.start_progress()?;
-            self.tracker().observe();
-            self.runtime.driver.wake_progress();
-        }
-        Ok(())
+        observe(&self.execution, &self.runtime)
     }
 
     /// Moves on other work that is open, and returns whether some is left.

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use peerlane_hal::{Deadline, ErrorKind};
 
+use super::prepared::FuturePolls;
 use super::{OpenStart, Operation, State};
 use crate::error::Error;
 
@@ -30,7 +31,7 @@ impl<T> Operation<T> {
     /// As [`run`](Self::run).
     pub fn start(&mut self) -> Result<Started<'_, T>, Error> {
         let start = self.state.start()?;
-        Ok(Started { operation: self, start })
+        Ok(Started { operation: self, start, polls: FuturePolls::default() })
     }
 
     /// Starts the operation and returns a handle that owns it, so that the handle can be stored.
@@ -40,18 +41,24 @@ impl<T> Operation<T> {
     /// As [`run`](Self::run). The operation is dropped then.
     pub fn into_started(mut self) -> Result<OwnedStart<T>, Error> {
         let start = self.state.start()?;
-        Ok(OwnedStart { operation: Some(self), start })
+        Ok(OwnedStart { operation: Some(self), start, polls: FuturePolls::default() })
     }
 }
 
 /// A handle to an operation that has started and may not be complete yet.
 ///
-/// It is also a future, which a thread of the group wakes; any executor can poll it. If it is
-/// dropped, the start goes on, and the next start of the operation waits for it first.
+/// It is also a future; any executor can poll it. A poll moves the start and calls the waker
+/// itself, so that the executor polls again. When nothing has moved for 100 µs, the progress thread
+/// of the group goes on and calls the waker when the start is complete. On the host, a poll copies
+/// for up to about a millisecond.
+///
+/// If the handle is dropped, the start goes on, and the next start of the operation waits for it
+/// first.
 #[must_use = "a start is finished by `wait` or `.await`"]
 pub struct Started<'a, T> {
     operation: &'a mut Operation<T>,
     start: OpenStart,
+    polls: FuturePolls,
 }
 
 impl<T> Started<'_, T> {
@@ -109,8 +116,9 @@ impl<T> Future for Started<'_, T> {
     type Output = Result<(), Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { operation, start } = self.get_mut();
-        operation.state.prepared.poll_future(start.epoch, start.deadline, context.waker())
+        let Self { operation, start, polls } = self.get_mut();
+        let prepared = &operation.state.prepared;
+        prepared.poll_future(start.epoch, start.deadline, polls, context.waker())
     }
 }
 
@@ -124,6 +132,7 @@ pub struct OwnedStart<T> {
     /// `None` after the future has returned the operation.
     operation: Option<Operation<T>>,
     start: OpenStart,
+    polls: FuturePolls,
 }
 
 impl<T> OwnedStart<T> {
@@ -205,7 +214,13 @@ impl<T> Future for OwnedStart<T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let own = self.get_mut();
         let start = own.start;
-        match own.state()?.prepared.poll_future(start.epoch, start.deadline, context.waker())? {
+        // The future owns the operation, so the polls are taken out meanwhile.
+        let mut polls = std::mem::take(&mut own.polls);
+        let prepared = &own.state()?.prepared;
+        let polled = prepared.poll_future(start.epoch, start.deadline, &mut polls, context.waker());
+        own.polls = polls;
+
+        match polled? {
             Poll::Ready(()) => Poll::Ready(Ok(own.operation.take().expect("checked above"))),
             Poll::Pending => Poll::Pending,
         }
