@@ -62,7 +62,7 @@ pub use peerlane_collectives::{
     bootstrap, buffer_plan, collective, element, error, group, topology, trace,
 };
 pub use peerlane_hal as hal;
-pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Rank};
+pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Priority, Rank};
 #[cfg(feature = "host")]
 pub use peerlane_host as host;
 

@@ -49,7 +49,9 @@ impl Bare {
             fabric.memory().import(peer, &key, deadline)
         };
         let (peer_data, peer_flags) = (import(&data_keys)?, import(&flag_keys)?);
-        let engine = fabric.engine(EngineRequirements { streams: false, copy_bytes_max: bytes })?;
+        let requirements =
+            EngineRequirements { streams: false, copy_bytes_max: bytes, ..Default::default() };
+        let engine = fabric.engine(requirements)?;
         Ok(Self { engine, data, flags, peer_data, peer_flags, count: 0, _fabric: fabric })
     }
 

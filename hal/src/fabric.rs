@@ -68,12 +68,35 @@ pub struct EngineRequirements {
     pub streams: bool,
     /// The size in bytes of the longest copy between two ranks.
     pub copy_bytes_max: u64,
+    /// Which engines of a rank a thread that polls several of them moves first.
+    pub priority: Priority,
+}
+
+/// The priority of an engine among the engines of its rank.
+///
+/// It is a hint. An engine that copies while it is polled copies little at a time while an engine
+/// of a higher priority has ops, and takes no account of engines of a lower one. Copy engines of
+/// devices copy in the order of submission, whatever the priority.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// For bulk data that may be late.
+    Low,
+    /// The default.
+    #[default]
+    Normal,
+    /// For short messages that others wait for.
+    High,
+}
+
+impl Priority {
+    /// All priorities, the lowest first.
+    pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::High];
 }
 
 impl Default for EngineRequirements {
-    /// Requires an engine with streams that copies any number of bytes.
+    /// Requires an engine of normal priority with streams that copies any number of bytes.
     fn default() -> Self {
-        Self { streams: true, copy_bytes_max: u64::MAX }
+        Self { streams: true, copy_bytes_max: u64::MAX, priority: Priority::Normal }
     }
 }
 

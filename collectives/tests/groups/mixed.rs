@@ -5,6 +5,8 @@ use std::time::Instant;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
 
+use peerlane_hal::Priority;
+
 use crate::support::group::in_group;
 
 const ROUNDS: usize = 60;
@@ -23,9 +25,9 @@ fn median(mut times: Vec<f64>) -> f64 {
 
 /// Returns medians: the short operation alone and behind the long one, and the long one alone and
 /// with the short one.
-fn measure(group: &mut Group) -> Result<[f64; 4], Error> {
+fn measure(group: &mut Group, priority: Priority) -> Result<[f64; 4], Error> {
     let mut long = group.all_gather::<u8>(32 << 20).prepare()?;
-    let mut short = group.all_reduce::<f32>(8 << 10).prepare()?;
+    let mut short = group.all_reduce::<f32>(8 << 10).priority(priority).prepare()?;
     short.run()?;
     long.run()?;
 
@@ -49,10 +51,13 @@ fn measure(group: &mut Group) -> Result<[f64; 4], Error> {
 #[test]
 #[ignore = "it measures, and a busy machine changes what it measures"]
 fn a_short_operation_behind_a_long_one() {
-    for [short, behind, long, with] in in_group(2, measure) {
-        println!(
-            "all-reduce of 32 KiB: {short:.0} us alone, {behind:.0} us behind a gather of 32 MiB \
-             blocks; the gather: {long:.0} us alone, {with:.0} us with the all-reduce"
-        );
+    for priority in [Priority::Normal, Priority::High] {
+        for [short, behind, long, with] in in_group(2, |group| measure(group, priority)) {
+            println!(
+                "all-reduce of 32 KiB, priority {priority:?}: {short:.0} us alone, {behind:.0} us \
+                 behind a gather of 32 MiB blocks; the gather: {long:.0} us alone, {with:.0} us \
+                 with the all-reduce"
+            );
+        }
     }
 }

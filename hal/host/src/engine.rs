@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -17,19 +17,21 @@ use super::doorbell::{CoreNeighbours, Doorbell, DoorbellParker, PendingWakes};
 use super::error::Error;
 use super::memory::{Local, Remote};
 use super::options::Options;
+use super::share::{Queued, QueuedEngines, Share};
 use peerlane_hal::{
-    At, Caps, CopyEngine, Flag, Op, Reducer, Reduction, Rows, StreamOrdered, Ticket,
+    At, Caps, CopyEngine, Flag, Op, Priority, Reducer, Reduction, Rows, StreamOrdered, Ticket,
 };
 use peerlane_toolkit::{EngineState, TicketCounter, check_elements, pieces};
 
 /// The largest number of bytes that one call of `completed` copies, which takes about a
 /// millisecond.
 const COMPLETED_BYTES_MAX: usize = 8 << 20;
-/// While other engines of the rank have ops, `completed` begins no further part of a copy after
+/// While other engines of the priority have ops, `completed` begins no further part of a copy after
 /// this time, so that a thread that polls all of them soon comes to a short message.
 const SHARED_TIME: Duration = Duration::from_micros(20);
 /// The bytes of such a part, which take a hundred times as long as a look at the clock. Copies in
-/// parts are up to a third slower, so an engine alone makes none.
+/// parts are up to a third slower, so an engine alone makes none. While an engine of a higher
+/// priority has ops, `completed` copies one part.
 const PART_BYTES: usize = 64 << 10;
 /// The largest number of bytes that such a call copies, however fast the copies are.
 const SHARED_BYTES_MAX: usize = 2 << 20;
@@ -56,38 +58,6 @@ pub struct Engine {
     tickets: TicketCounter,
     pending_wakes: PendingWakes,
     parker: DoorbellParker,
-}
-
-/// Counts the engine among those of its rank that have ops in their queues.
-#[derive(Debug)]
-struct Queued {
-    engines: Arc<AtomicUsize>,
-    is_counted: bool,
-}
-
-impl Queued {
-    fn set(&mut self, is_queued: bool) {
-        if is_queued == self.is_counted {
-            return;
-        }
-
-        self.is_counted = is_queued;
-        // The count only says how soon a poll returns, so it orders nothing.
-        match is_queued {
-            true => self.engines.fetch_add(1, Ordering::Relaxed),
-            false => self.engines.fetch_sub(1, Ordering::Relaxed),
-        };
-    }
-
-    fn has_others(&self) -> bool {
-        self.engines.load(Ordering::Relaxed) > usize::from(self.is_counted)
-    }
-}
-
-impl Drop for Queued {
-    fn drop(&mut self) {
-        self.set(false);
-    }
 }
 
 /// The sources of the queued reductions, in the order of the queue.
@@ -150,10 +120,11 @@ impl Engine {
         streaming_bytes_min: u64,
         doorbell: Arc<Doorbell>,
         neighbours: CoreNeighbours,
-        engines: Arc<AtomicUsize>,
+        engines: Arc<QueuedEngines>,
+        priority: Priority,
     ) -> Self {
         Self {
-            queued: Queued { engines, is_counted: false },
+            queued: Queued::new(engines, priority),
             is_fresh: false,
             streaming_bytes_min,
             queue: VecDeque::with_capacity(options.queue_ops),
@@ -215,10 +186,10 @@ impl Engine {
         })
     }
 
-    /// Returns whether other engines of the rank have ops.
+    /// Returns how much the engine copies in its next poll.
     #[cfg(test)]
-    pub(super) fn has_others(&self) -> bool {
-        self.queued.has_others()
+    pub(super) fn share(&self) -> Share {
+        self.queued.share()
     }
 
     fn copy(&self, dst: *mut u8, src: *const u8, bytes: u64) -> QueuedOp {
@@ -454,12 +425,12 @@ unsafe impl CopyEngine for Engine {
     }
 
     fn completed(&mut self) -> Result<Ticket, Error> {
-        if std::mem::take(&mut self.is_fresh) {
-            self.run(SUBMIT_BYTES_MAX);
-        } else if self.queued.has_others() {
-            self.run_shared();
-        } else {
-            self.run(COMPLETED_BYTES_MAX);
+        let is_fresh = std::mem::take(&mut self.is_fresh);
+        match self.queued.share() {
+            _ if is_fresh => drop(self.run(SUBMIT_BYTES_MAX)),
+            Share::Whole => drop(self.run(COMPLETED_BYTES_MAX)),
+            Share::Slice => self.run_shared(),
+            Share::Part => drop(self.run(PART_BYTES)),
         }
         Ok(self.tickets.completed())
     }

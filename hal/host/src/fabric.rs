@@ -3,7 +3,6 @@
 //! An address names the host, the process and the rank's doorbell, a small region on which parked ranks sleep.
 //! `connect` imports that doorbell.
 
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use super::cache::streaming_bytes_min;
@@ -13,6 +12,7 @@ use super::error::Error;
 use super::key::{Access, Key};
 use super::memory::{Local, Memory};
 use super::options::Options;
+use super::share::QueuedEngines;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
 use peerlane_hal::{
     BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Generation, Link, LinkKind,
@@ -31,7 +31,7 @@ pub struct Fabric {
     memory: Memory,
     doorbell: Arc<Doorbell>,
     /// The number of engines of this rank that have ops in their queues.
-    queued_engines: Arc<AtomicUsize>,
+    queued_engines: Arc<QueuedEngines>,
     /// Keeps the doorbell's memory registered, so that peers can import it.
     doorbell_region: Local,
     _server: Server,
@@ -218,7 +218,7 @@ unsafe impl FabricTrait for Fabric {
         self.with_doorbell(rank, ranks, self.options)
     }
 
-    fn engine(&self, _: EngineRequirements) -> Result<Engine, Error> {
+    fn engine(&self, requirements: EngineRequirements) -> Result<Engine, Error> {
         let neighbours =
             CoreNeighbours::new(self.memory.peers.doorbells().into_iter(), &self.doorbell);
         let streaming_bytes_min =
@@ -229,6 +229,7 @@ unsafe impl FabricTrait for Fabric {
             Arc::clone(&self.doorbell),
             neighbours,
             Arc::clone(&self.queued_engines),
+            requirements.priority,
         ))
     }
 }
@@ -240,10 +241,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use peerlane_hal::{At, CopyEngine, Flag, Op, Ticket};
+    use crate::share::Share;
+    use peerlane_hal::{At, CopyEngine, Flag, Op, Priority, Ticket};
 
-    /// Returns how many polls a copy of 32 MiB takes, while another engine has an op or none has.
-    fn polls(has_other: bool) -> usize {
+    /// Returns how many polls a copy of 32 MiB takes, while an engine of another priority has an op
+    /// or none has.
+    fn polls(other: Option<Priority>) -> usize {
         const BYTES: u64 = 32 << 20;
         let deadline = Deadline::after(Duration::from_secs(20));
         let mut fabric = Fabric::open(Rank(0), 1).unwrap();
@@ -255,8 +258,11 @@ mod tests {
         let key = fabric.memory().export(&to).unwrap();
         let to = fabric.memory().import(Rank(0), &key, deadline).unwrap();
 
-        let [mut copies, mut waits] = [0, 1].map(|_| fabric.engine(Default::default()).unwrap());
-        if has_other {
+        let mut copies = fabric.engine(Default::default()).unwrap();
+        let priority = other.unwrap_or_default();
+        let requirements = EngineRequirements { priority, ..Default::default() };
+        let mut waits = fabric.engine(requirements).unwrap();
+        if other.is_some() {
             let wait = Op::Wait { flag: Flag { region: &flags, word: 0 }, value: 1, reset: false };
             // SAFETY: the region lives longer than the engine.
             unsafe { waits.submit(&[wait]) }.unwrap();
@@ -270,14 +276,18 @@ mod tests {
 
         // What is released has no ops any more.
         waits.release().unwrap();
-        assert!(!copies.has_others());
+        assert_eq!(copies.share(), Share::Whole);
         polls
     }
 
     #[test]
-    fn polls_of_a_long_copy_are_short_while_other_engines_have_ops() {
-        assert_eq!(polls(false), 5);
-        assert!(polls(true) >= 16);
+    fn polls_of_a_long_copy_are_short_while_engines_of_no_lower_priority_have_ops() {
+        assert_eq!(polls(None), 5);
+        assert_eq!(polls(Some(Priority::Low)), 5);
+        assert!(polls(Some(Priority::Normal)) >= 16);
+
+        // Each poll copies 64 KiB, and the submission and the first poll do too.
+        assert_eq!(polls(Some(Priority::High)), 511);
     }
 
     #[test]

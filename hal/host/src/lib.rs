@@ -30,6 +30,7 @@ mod key;
 mod memory;
 mod options;
 mod registration;
+mod share;
 
 /// Names the primitives of `doorbell/word.rs`, which `tests/tests/orderings.rs` compiles once more, with those of loom.
 mod sync {

@@ -244,7 +244,7 @@ fn engines(
     let mut engines = [None, None];
     let mut lanes = Vec::new();
 
-    let requirements = EngineRequirements { streams: true, copy_bytes_max: 0 };
+    let requirements = EngineRequirements { copy_bytes_max: 0, ..EngineRequirements::default() };
     for tier in [Tier::Local, Tier::Network] {
         let fabric = match (tier, &group.setup.network) {
             (Tier::Local, _) => &group.setup.fabric,

@@ -5,6 +5,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use peerlane_hal::Priority;
+
 use super::Operation;
 use super::lens::{BlockLens, Destination};
 use super::prepare;
@@ -78,6 +80,7 @@ impl<'g, T> OperationBuilder<'g, T> {
             capturable: false,
             needs_windows: false,
             any_engine: false,
+            priority: Priority::Normal,
             strict,
             traced: false,
             resizable: false,
@@ -291,6 +294,18 @@ impl<'g, T> OperationBuilder<'g, T> {
     #[must_use]
     pub fn check_starts(mut self, check: bool) -> Self {
         self.spec.checks_starts = check;
+        self
+    }
+
+    /// Sets the priority of the operation among the work of this rank; the default is
+    /// [`Normal`](Priority::Normal).
+    ///
+    /// While work of a higher priority is open, a poll of the host copies little of an operation of
+    /// a lower one. Copy engines of devices copy in the order of the starts. Ranks need not set the
+    /// same priority.
+    #[must_use]
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.spec.priority = priority;
         self
     }
 

@@ -129,7 +129,7 @@ impl OperationPlan {
         request.fields.extend(lens::fields(&blocks));
         let streams = spec.capturable || !spec.any_engine;
         let (_, copy_bytes_max) = layout.block_bytes_min_max();
-        let requirements = EngineRequirements { streams, copy_bytes_max };
+        let requirements = EngineRequirements { streams, copy_bytes_max, priority: spec.priority };
         let caps = engine(requirements)?;
         // Plans are alike on all ranks, and every engine can set flags one by one.
         let batched = caps.flags_batched && !group.mixed;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{DynRegion, ErrorKind, Rank, Reduction};
+use peerlane_hal::{DynRegion, ErrorKind, Priority, Rank, Reduction};
 
 use super::lens::{self, BlockLens, Destination};
 use crate::collective::Collective;
@@ -59,6 +59,7 @@ pub(super) struct OperationSpec {
     /// Whether input and output must be in windows, because the caller gets no handle to other memory.
     pub(super) needs_windows: bool,
     pub(super) any_engine: bool,
+    pub(super) priority: Priority,
     pub(super) strict: bool,
     pub(super) traced: bool,
     pub(super) resizable: bool,
