@@ -32,7 +32,7 @@ fn serve(mut group: Group) -> Result<(), Error> {
         let mut pending = Vec::new();
         for mut started in in_flight {
             if started.poll()? {
-                let mut operation = started.wait()?;
+                let operation = started.wait()?;
                 assert_eq!([operation.output()?[0], operation.output()?[LEN]], [0, 1]);
             } else {
                 pending.push(started);

@@ -23,7 +23,7 @@ async fn serve(mut group: Group) -> Result<(), Error> {
     tokio::time::sleep(Duration::from_millis(1)).await;
     exchange.await?;
     assert_eq!([tokens.output()?[0], tokens.output()?[LEN]], [0, 1]);
-    let mut weights = gathering.await.expect("the task did not panic")?;
+    let weights = gathering.await.expect("the task did not panic")?;
     assert_eq!([weights.output()?[0], weights.output()?[LEN]], [0, 1]);
     // The end of the group is a future, too: a server selects it beside its requests.
     let end = group.end()?;

@@ -53,8 +53,9 @@ pub use open::{Backend, OpenOptions, from_env};
 pub use peerlane_collectives::element::{DType, Element, Operator, Untyped};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
-    BlockLens, Buffer, Channel, Destination, Group, GroupEnd, GroupOptions, Lease, MemoryRange,
-    Operation, OperationDescription, OwnedStart, Part, Received, Selection, Started, Unreleased,
+    BlockLens, Buffer, Channel, ChannelEvent, CopyRange, Destination, Group, GroupEnd,
+    GroupOptions, Lease, Matrix, MemoryRange, MessageTicket, Notification, Operation,
+    OperationDescription, OutputPart, OwnedStart, Part, Selection, Started, Unreleased,
     UntypedOperation, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
@@ -107,6 +108,7 @@ mod documentation {
         rocm "../docs/book/backends/rocm.md"
         rdma "../docs/book/backends/rdma.md"
         troubleshooting "../docs/book/troubleshooting.md"
+        migration "../docs/book/migration.md"
         performance "../docs/book/performance.md"
         comparison "../docs/book/comparison.md"
         reference "../docs/book/reference.md"

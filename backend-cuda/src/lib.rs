@@ -7,16 +7,6 @@
 //! The CUDA toolkit is needed neither to build nor to run. Without a driver every call returns an error
 //! that says what to install.
 //!
-//! | file | contents |
-//! | --- | --- |
-//! | `device.rs` | visible devices, their links and contexts |
-//! | `memory.rs`, `key.rs` | registration, export and import of memory; remote keys |
-//! | `engine.rs` | streams, events, copies, memory operations and graphs |
-//! | `fabric.rs` | peer access and options |
-//! | `error.rs` | errors and result codes |
-//! | `interop.rs` | conversions from and to cudarc |
-//! | `sys.rs`, `cuda_h.rs` | entry points of the driver; types and constants of cuda.h |
-//!
 //! # How the contract maps to CUDA
 //!
 //! | contract | CUDA |
@@ -48,6 +38,18 @@
 //! - Fabric handles between hosts of one NVLink domain are not used; [`try_handles`] reports whether they
 //!   would work.
 //! - The legacy default stream is never used.
+
+// The files of this module:
+//
+// | file | contents |
+// | --- | --- |
+// | `device.rs` | visible devices, their links and contexts |
+// | `memory.rs`, `key.rs` | registration, export and import of memory; remote keys |
+// | `engine.rs` | streams, events, copies, memory operations and graphs |
+// | `fabric.rs` | peer access and options |
+// | `error.rs` | errors and result codes |
+// | `interop.rs` | conversions from and to cudarc |
+// | `sys.rs`, `cuda_h.rs` | entry points of the driver; types and constants of cuda.h |
 
 mod cuda_h;
 mod device;

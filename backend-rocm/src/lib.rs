@@ -9,15 +9,6 @@
 //! **The crate has never run on an AMD GPU.** It is tested on the simulated driver, and on the real libraries
 //! without a device.
 //!
-//! | file | contents |
-//! | --- | --- |
-//! | `device/` | visible devices, their links, agents of the HSA runtime |
-//! | `memory.rs`, `key.rs` | registration, export and import of memory; remote keys |
-//! | `engine/` | engines over streams of HIP, and over SDMA engines of the HSA runtime |
-//! | `fabric.rs` | peer access and options |
-//! | `error.rs` | errors and result codes |
-//! | `sys.rs` | function tables of the runtimes |
-//!
 //! # How the contract maps to ROCm
 //!
 //! | contract | ROCm |
@@ -62,6 +53,17 @@
 //! - The default streams are never used.
 //!
 //! [`Memory`] describes which memory is coherent.
+
+// The files of this module:
+//
+// | file | contents |
+// | --- | --- |
+// | `device/` | visible devices, their links, agents of the HSA runtime |
+// | `memory.rs`, `key.rs` | registration, export and import of memory; remote keys |
+// | `engine/` | engines over streams of HIP, and over SDMA engines of the HSA runtime |
+// | `fabric.rs` | peer access and options |
+// | `error.rs` | errors and result codes |
+// | `sys.rs` | function tables of the runtimes |
 
 mod device;
 mod diagnose;

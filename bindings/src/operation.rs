@@ -14,8 +14,8 @@ use peerlane::collective::Collective;
 use peerlane::group::{Matrix, OperationBuilder};
 use peerlane::hal::BackendId;
 use peerlane::{
-    Algorithm, BlockLens, DType, Deadline, Error, ErrorKind, Group, MemoryRange, Operator,
-    OwnedStart, Part, Untyped, UntypedOperation, Window,
+    Algorithm, BlockLens, DType, Error, ErrorKind, Group, MemoryRange, Operator, OwnedStart, Part,
+    Untyped, UntypedOperation, Window,
 };
 
 use crate::report;
@@ -200,12 +200,12 @@ impl AnyOperation {
     /// complete.
     ///
     /// # Errors
-    /// As [`OwnedStart::wait_until`], and if no start is open.
+    /// As [`OwnedStart::wait_for`], and if no start is open.
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
         let started = self.started()?;
         let is_done = match limit {
             Some(Duration::ZERO) => started.poll()?,
-            Some(limit) => started.wait_until(Deadline::after(limit))?,
+            Some(limit) => started.wait_for(limit)?,
             None => true,
         };
         self.finish_if(is_done)
@@ -217,7 +217,7 @@ impl AnyOperation {
     /// # Errors
     /// As [`OwnedStart::wait_part`], and if no start is open.
     pub fn wait_part(&mut self, part: Duration) -> Result<bool, Error> {
-        let is_done = self.started()?.wait_part(Deadline::after(part))?;
+        let is_done = self.started()?.wait_part(part)?;
         self.finish_if(is_done)
     }
 

@@ -2,22 +2,24 @@
 //!
 //! A runtime with its own store or MPI implements [`Bootstrap`]. Peerlane provides [`in_process`]
 //! for threads and [`tcp`] for processes under the usual launchers.
-//!
-//! | file | holds |
-//! | --- | --- |
-//! | `address` | the forms in which users write the address of the hub |
-//! | `environment` | what the launcher says: rank, number of ranks, address of the hub |
-//! | `in_process` | the bootstrap for threads of one process |
-//! | `tcp/` | the bootstrap for processes |
-//! | `client` | one rank's side of both |
-//! | `hub` | the state of a group, which decides what all ranks receive |
-//! | `subgroups` | the messages of groups that were split from another one |
-//! | `secret` | the secret of a job, and proofs of it |
-//! | `abort` | the reason why a group has ended |
-//! | `message` | what ranks and the hub send each other |
-//! | `monitor` | a value whose changes threads wait for |
-//! | `process` | what a rank sees of the processes of other ranks |
-//! | `forks` | sockets that forked children do not keep open |
+
+// The files of this module:
+//
+// | file | holds |
+// | --- | --- |
+// | `address` | the forms in which users write the address of the hub |
+// | `environment` | what the launcher says: rank, number of ranks, address of the hub |
+// | `in_process` | the bootstrap for threads of one process |
+// | `tcp/` | the bootstrap for processes |
+// | `client` | one rank's side of both |
+// | `hub` | the state of a group, which decides what all ranks receive |
+// | `subgroups` | the messages of groups that were split from another one |
+// | `secret` | the secret of a job, and proofs of it |
+// | `abort` | the reason why a group has ended |
+// | `message` | what ranks and the hub send each other |
+// | `monitor` | a value whose changes threads wait for |
+// | `process` | what a rank sees of the processes of other ranks |
+// | `forks` | sockets that forked children do not keep open |
 
 use std::fs;
 use std::sync::{Arc, OnceLock};

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use peerlane::group::{SignalWait, StreamMessages, Turn};
+use peerlane::group::{SharedWait, StreamMessages};
 use peerlane::hal::BackendId;
-use peerlane::{Channel, Deadline, Error, Group, Rank};
+use peerlane::{Channel, Error, Group, Rank};
 
 use crate::group::{GROUPS, GroupHandle};
 use crate::handle::{Table, clear, lock};
@@ -45,18 +45,21 @@ impl ChannelObject {
         body(&mut *self.turn(channel.as_ref())?)
     }
 
-    /// Makes a call that waits, in turns until `body` returns a value. A turn ends if another thread waits for the channel.
-    fn in_turns<R>(
+    /// Waits for a signal of a peer, or for all messages of this rank, in turns. A turn ends if another thread waits for the channel.
+    fn wait_in_turns(
         &self,
-        mut body: impl FnMut(&mut Channel<u8>, Turn<'_>) -> Result<Option<R>, Error>,
-    ) -> Result<R, Failure> {
+        signal: Option<(Rank, usize)>,
+        timeout: Duration,
+    ) -> Result<(), Failure> {
+        let wait = SharedWait::for_messages(timeout, TURN, &self.waiting);
+        let mut wait = match signal {
+            Some((peer, signal)) => wait.signal(peer, signal),
+            None => wait,
+        };
+
         let channel = self.channel.read().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let mut turn = self.turn(channel.as_ref())?;
-            if let Some(value) = body(&mut turn, Turn::begin(TURN, &self.waiting))? {
-                return Ok(value);
-            }
-        }
+        while !self.turn(channel.as_ref())?.wait_for_turn(&mut wait)? {}
+        Ok(())
     }
 
     /// Locks the channel after the thread that has waited for it before.
@@ -277,11 +280,7 @@ pub unsafe extern "C" fn peerlane_channel_wait(
     if stream.is_null() {
         return call(|| {
             let object = CHANNELS.get(channel.addr())?;
-            let deadline = Deadline::after(milliseconds("timeout_ms", timeout_ms)?);
-            let mut wait = SignalWait::new(peer, signal, deadline);
-            object.in_turns(|channel, turn| {
-                channel.wait_for_turn(&mut wait, turn).map(|count| count.map(drop))
-            })
+            object.wait_in_turns(Some((peer, signal)), milliseconds("timeout_ms", timeout_ms)?)
         });
     }
     // SAFETY: the contract of this function is the same for the stream.
@@ -293,10 +292,7 @@ pub unsafe extern "C" fn peerlane_channel_wait(
 pub extern "C" fn peerlane_channel_flush(channel: *mut ChannelHandle, timeout_ms: u64) -> Status {
     call(|| {
         let object = CHANNELS.get(channel.addr())?;
-        let deadline = Deadline::after(milliseconds("timeout_ms", timeout_ms)?);
-        object.in_turns(|channel, turn| {
-            channel.flush_for_turn(deadline, turn).map(|is_done| is_done.then_some(()))
-        })
+        object.wait_in_turns(None, milliseconds("timeout_ms", timeout_ms)?)
     })
 }
 

@@ -88,7 +88,7 @@ impl BufferPlan {
 /// of call sites, of which there can be 65,536.
 ///
 /// ```
-/// use peerlane_collectives::buffer_plan::{CallSite, plan_buffers};
+/// use peerlane::buffer_plan::{CallSite, plan_buffers};
 ///
 /// let call_site = |name: &str, first_use, last_use| CallSite {
 ///     name: name.to_owned(),

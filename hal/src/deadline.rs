@@ -60,7 +60,7 @@ impl Deadline {
     /// use std::io::Read as _;
     /// use std::os::unix::net::UnixStream;
     /// use std::time::Duration;
-    /// use peerlane_hal::Deadline;
+    /// use peerlane::Deadline;
     ///
     /// let (mut here, _there) = UnixStream::pair()?;
     /// let deadline = Deadline::after(Duration::from_millis(20));

@@ -83,8 +83,8 @@ impl RemoteKey for DynKey {
 /// A type-erased fabric of any backend, chosen at run time.
 ///
 /// ```
-/// use peerlane_hal::{BackendId, DynFabric, Fabric, PeerMemory, Rank, Region, Role};
-/// use peerlane_host as host;
+/// use peerlane::hal::{BackendId, Fabric, PeerMemory, Region, Role};
+/// use peerlane::{DynFabric, Rank, host};
 ///
 /// let fabric = DynFabric::new(host::Fabric::open(Rank(0), 1)?);
 /// assert_eq!(fabric.backend(), BackendId::HOST);

@@ -187,7 +187,7 @@ impl Ticket {
 /// A missing capability is emulated by the layers above the backends. An engine may report less than its device can do.
 ///
 /// ```
-/// use peerlane_hal::Caps;
+/// use peerlane::hal::Caps;
 ///
 /// const CAPS: Caps = Caps { gets: true, slice_ops_max: 64, ..Caps::new("ring") };
 /// assert!(!CAPS.queued_wait && CAPS.put_align_bytes == 1);
@@ -288,7 +288,8 @@ pub struct SharedQueues {
 ///
 /// ```
 /// use std::time::Duration;
-/// use peerlane_hal::{CopyEngine, Deadline, Ticket};
+/// use peerlane::hal::{CopyEngine, Ticket};
+/// use peerlane::Deadline;
 ///
 /// /// Waits until `ticket` is complete, and returns whether it is.
 /// fn wait<E: CopyEngine>(engine: &mut E, ticket: Ticket, deadline: Deadline) -> Result<bool, E::Error> {

@@ -108,10 +108,8 @@ impl Default for EngineRequirements {
 /// ```
 /// use std::time::Duration;
 ///
-/// use peerlane_hal::{
-///     At, CopyEngine, Deadline, EngineRequirements, Fabric, Op, PeerMemory, Rank, Region, Role,
-/// };
-/// use peerlane_host as host;
+/// use peerlane::hal::{At, CopyEngine, EngineRequirements, Fabric, Op, PeerMemory, Region, Role};
+/// use peerlane::{Deadline, Rank, host};
 ///
 /// let soon = Deadline::after(Duration::from_secs(5));
 /// let mut fabric = host::Fabric::open(Rank(0), 1)?;

@@ -243,8 +243,8 @@ impl DynRegion {
     /// ```
     /// use std::ptr::NonNull;
     /// use std::sync::Arc;
-    /// use peerlane_hal::{DynFabric, Fabric, PeerMemory, Rank, Role};
-    /// use peerlane_host as host;
+    /// use peerlane::hal::{Fabric, PeerMemory, Role};
+    /// use peerlane::{DynFabric, Rank, host};
     ///
     /// let fabric = DynFabric::new(host::Fabric::open(Rank(0), 1)?);
     /// let allocation = Arc::new([0_u8; 64]);

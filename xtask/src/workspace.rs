@@ -6,6 +6,9 @@ use cargo_metadata::{Metadata, MetadataCommand};
 
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
+/// The crate that users depend on, which re-exports the others.
+pub(crate) const FACADE: &str = "peerlane";
+
 /// Returns the workspace with all dependencies that the lock file pins.
 pub(crate) fn load() -> Outcome<Metadata> {
     Ok(MetadataCommand::new().other_options(["--locked".to_owned()]).exec()?)

@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytemuck::{cast_slice, cast_slice_mut};
 use peerlane::group::Report;
 use peerlane::trace::Trace;
-use peerlane::{Element, Operation, Rank};
+use peerlane::{Element, Operation, OutputPart, Rank};
 
 use crate::error::Result;
 
@@ -42,7 +42,7 @@ impl<T: Element> HostOperation for Operation<T> {
     }
 
     fn output_buffer_mut(&mut self, buffer: usize) -> Result<&mut [u8]> {
-        Ok(cast_slice_mut(Self::output_buffer_mut(self, buffer)?))
+        Ok(cast_slice_mut(Self::output_mut_of(self, OutputPart::Buffer(buffer))?))
     }
 
     fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [u8]> {
@@ -50,10 +50,10 @@ impl<T: Element> HostOperation for Operation<T> {
     }
 
     fn piece(&mut self, tensor: usize, source: Rank) -> Result<&[u8]> {
-        Ok(cast_slice(Self::piece(self, tensor, source)?))
+        Ok(cast_slice(Self::output_of(self, OutputPart::Piece { tensor, rank: source })?))
     }
 
     fn output_elements(&mut self, buffer: usize, elements: Range<usize>) -> Result<&[u8]> {
-        Ok(cast_slice(&Self::output_buffer(self, buffer)?[elements]))
+        Ok(cast_slice(&Self::output_of(self, OutputPart::Buffer(buffer))?[elements]))
     }
 }

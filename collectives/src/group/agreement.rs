@@ -225,11 +225,9 @@ impl Group {
     /// [window](Self::window). A start of a prepared operation exchanges none; see [`note_refusal`](Self::note_refusal).
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_host as host;
-    /// use peerlane_collectives::error::Error;
-    /// use peerlane_hal::ErrorKind;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, host};
+    /// use peerlane::{Error, ErrorKind};
     ///
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;

@@ -20,9 +20,9 @@ const END: &str = "the end of the group";
 /// ```
 /// use std::os::fd::AsFd;
 ///
-/// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-/// use peerlane_collectives::group::{Group, GroupState};
-/// use peerlane_host as host;
+/// use peerlane::bootstrap::{Bootstrap, in_process};
+/// use peerlane::group::GroupState;
+/// use peerlane::{Group, host};
 ///
 /// in_process::run(1, |bootstrap| {
 ///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;

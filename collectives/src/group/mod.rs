@@ -1,27 +1,58 @@
 //! Connects ranks to a group, in which they run collective operations together.
 //!
-//! | file | holds |
+//! | to | use |
 //! | --- | --- |
-//! | `mod.rs`, `options.rs` | [`Group`], and the options with which it opens |
-//! | `split.rs` | smaller groups over the fabrics of a group |
-//! | `operation/` | operations: description, plan, preparation, starts |
-//! | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
-//! | `agreement.rs` | the exchange in which all ranks compare what must be equal |
-//! | `identity.rs` | the names of a group and of its ranks in errors |
-//! | `call.rs`, `caller.rs` | the calls that ranks tell each other, and the threads that make them |
-//! | `refusal.rs` | how a rank tells the others that it refuses a call |
-//! | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
-//! | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
-//! | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
-//! | `runtime.rs` | the life cycle, the work and the driver of a group, together |
-//! | `life.rs`, `end.rs` | whether a group is open, why it has ended, and the report to the caller |
-//! | `control/` | the decision why a group ends |
-//! | `driver/` | the threads that look after the work of groups |
-//! | `tracker.rs` | what is known of the starts of an operation |
-//! | `start_part.rs` | the lengths and places of a start, which ranks compare |
-//! | `eager.rs` | how long a future polls in the thread of its caller |
-//! | `event.rs` | descriptors and wakers of callers that wait for an end or a start |
-//! | `report.rs` | the report of how an operation runs |
+//! | open a group | [`Group::open`], or [`GroupOptions`] |
+//! | prepare an operation once | [`Group::all_gather`] and its siblings, then [`OperationBuilder::prepare`] |
+//! | run it many times | [`Operation::input_mut`], [`Operation::run`], [`Operation::output`] |
+//! | do something else meanwhile | [`Operation::start`] on the host, [`Operation::start_on`] on a stream |
+//! | change lengths and places between starts | [`OperationBuilder::resizable`] and [`Operation::resize`] |
+//! | share memory between operations | [`Group::window`], or [`Group::register`] for memory of your own |
+//! | send messages to single peers | [`Group::channel`] |
+//! | communicate in smaller groups, or go on without lost ranks | [`Group::split`], [`Group::shrink`] |
+//! | learn why a group has ended | [`Group::end`], [`Group::abort_record`] |
+//!
+//! # Threads
+//!
+//! Every handle is [`Send`] and [`Sync`], except [`MemoryRange`], which holds an address. Methods
+//! that start, wait or send take `&mut self`, so one thread at a time makes the calls of an
+//! operation or a channel. Operations of one group can be run by several threads, as long as every
+//! rank calls the collective methods of [`Group`] in the same order.
+//!
+//! ```
+//! use peerlane::group::{Started, WindowSlice};
+//! use peerlane::{Buffer, Channel, Group, GroupEnd, Lease, Notification, Operation, OwnedStart, Window};
+//!
+//! fn is_send_and_sync<T: Send + Sync>() {}
+//! is_send_and_sync::<(Group, GroupEnd, Window<f32>, WindowSlice<f32>, Buffer<f32>)>();
+//! is_send_and_sync::<(Operation<f32>, Started<f32>, OwnedStart<f32>, Lease<f32>)>();
+//! is_send_and_sync::<(Channel<f32>, Notification)>();
+//! ```
+
+// The files of this module:
+//
+// | file | holds |
+// | --- | --- |
+// | `mod.rs`, `options.rs` | [`Group`], and the options with which it opens |
+// | `split.rs` | smaller groups over the fabrics of a group |
+// | `operation/` | operations: description, plan, preparation, starts |
+// | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
+// | `agreement.rs` | the exchange in which all ranks compare what must be equal |
+// | `identity.rs` | the names of a group and of its ranks in errors |
+// | `call.rs`, `caller.rs` | the calls that ranks tell each other, and the threads that make them |
+// | `refusal.rs` | how a rank tells the others that it refuses a call |
+// | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
+// | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
+// | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
+// | `runtime.rs` | the life cycle, the work and the driver of a group, together |
+// | `life.rs`, `end.rs` | whether a group is open, why it has ended, and the report to the caller |
+// | `control/` | the decision why a group ends |
+// | `driver/` | the threads that look after the work of groups |
+// | `tracker.rs` | what is known of the starts of an operation |
+// | `start_part.rs` | the lengths and places of a start, which ranks compare |
+// | `eager.rs` | how long a future polls in the thread of its caller |
+// | `event.rs` | descriptors and wakers of callers that wait for an end or a start |
+// | `report.rs` | the report of how an operation runs |
 
 mod agreement;
 mod buffer;
@@ -60,8 +91,8 @@ use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
 pub use caller::Caller;
 pub use channel::{
-    Channel, ChannelEvent, ChannelReport, CopyRange, MessageTicket, Notification, Rows, SignalWait,
-    StreamMessages, Turn,
+    Channel, ChannelEvent, ChannelReport, CopyRange, MessageTicket, Notification, Rows, SharedWait,
+    StreamMessages,
 };
 use driver::Membership;
 pub use end::GroupEnd;
@@ -71,7 +102,7 @@ use life::{Close, Closed};
 use operation::Proofs;
 pub use operation::{
     BlockLens, Destination, Lease, Matrix, Operation, OperationBuilder, OperationDescription,
-    OwnedStart, Part, Received, Started, UntypedOperation,
+    OutputPart, OwnedStart, Part, Started, UntypedOperation,
 };
 pub use options::GroupOptions;
 pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};
@@ -96,9 +127,8 @@ use crate::topology::Topology;
 /// all calls return the same error, and the outputs of unfinished operations are undefined.
 ///
 /// ```
-/// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-/// use peerlane_collectives::group::Group;
-/// use peerlane_host as host;
+/// use peerlane::bootstrap::{Bootstrap, in_process};
+/// use peerlane::{Group, host};
 ///
 /// // Two ranks as threads of this process.
 /// in_process::run(2, |bootstrap| {
@@ -343,9 +373,8 @@ impl Group {
     /// data.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, host};
     /// # in_process::run(3, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -375,9 +404,8 @@ impl Group {
     /// rank was lost meanwhile, can be repeated.
     ///
     /// ```
-    /// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// use peerlane_collectives::group::Group;
-    /// use peerlane_host as host;
+    /// use peerlane::bootstrap::{Bootstrap, in_process};
+    /// use peerlane::{Group, host};
     ///
     /// let results = in_process::run(3, |bootstrap| {
     ///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;

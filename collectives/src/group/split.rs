@@ -47,9 +47,8 @@ impl Group {
     /// others.
     ///
     /// ```
-    /// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// use peerlane_collectives::group::Group;
-    /// use peerlane_host as host;
+    /// use peerlane::bootstrap::{Bootstrap, in_process};
+    /// use peerlane::{Group, host};
     ///
     /// // Ranks 0 and 1 share a model, and so do ranks 2 and 3.
     /// in_process::run(4, |bootstrap| {

@@ -72,7 +72,7 @@ fn an_all_to_all_exchanges_columns() {
                         "{rows} rows, {side:?}, {ranks} ranks"
                     );
                 }
-                assert_eq!(exchange.block(Rank(0)).is_err(), side != Matrix::Input);
+                assert_eq!(exchange.output_of(Rank(0)).is_err(), side != Matrix::Input);
             }
             group.close()
         })
@@ -191,7 +191,7 @@ fn windows_gathers_and_scatters_have_columns() {
         exchange.run()?;
         let expected = laid_out(true, rows, &widths, |from, row, at| element(from, me, row, at));
         assert_eq!(*window.slice(101..101 + expected.len())?, expected);
-        assert!(exchange.piece_memory(0, root).is_err());
+        assert!(exchange.output_memory_of(root).is_err());
 
         let gather = group.gather::<u32>(root, rows * width).matrix(rows, Matrix::Output);
         let mut gather = gather.prepare()?;

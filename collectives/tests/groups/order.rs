@@ -6,7 +6,7 @@ use std::time::Duration;
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions, Operation};
-use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 use peerlane_test_support::Stopwatch;
 
@@ -129,7 +129,7 @@ fn a_wait_with_a_limit_lets_a_rank_go_on_with_another_call() {
             one.run()?;
         } else {
             let mut started = one.start()?;
-            assert!(!started.wait_until(Deadline::after(LATE))?);
+            assert!(!started.wait_for(LATE)?);
             other.run()?;
             started.wait()?;
         }
@@ -142,7 +142,7 @@ fn a_wait_with_a_limit_lets_a_rank_go_on_with_another_call() {
 fn a_wait_in_parts_is_one_wait() {
     let in_parts: Call = |group, _| {
         let mut started = group.all_gather::<u8>(3).prepare()?.into_started()?;
-        while !started.wait_part(Deadline::after(Duration::from_millis(20)))? {}
+        while !started.wait_part(Duration::from_millis(20))? {}
         Ok(())
     };
     let prepared: Call = |group, _| {

@@ -108,7 +108,7 @@ fn the_root_of_a_gather_gets_the_block_of_every_rank() {
             assert_eq!(operation.output()?.len(), expected);
             for source in Rank::all(lens.len()) {
                 let len = if me == root { lens[source.index()] } else { 0 };
-                let block = operation.block(source)?;
+                let block = operation.output_of(source)?;
                 assert_eq!(block.len(), len);
                 check(block, source, 0, start);
             }
@@ -127,7 +127,7 @@ fn every_rank_gets_its_block_from_the_root_of_a_scatter() {
             fill_blocks(operation.input_mut()?, root, sent, start);
             operation.run()?;
             assert_eq!(operation.output()?.len(), lens[me.index()]);
-            check(operation.block(root)?, root, me.index(), start);
+            check(operation.output_of(root)?, root, me.index(), start);
             Ok(())
         },
     );
@@ -164,7 +164,7 @@ fn every_rank_gets_blocks_of_other_lengths_from_every_rank() {
                     operation.run()?;
                     assert_eq!(operation.output()?.len(), receive.iter().sum::<usize>());
                     for (from, &len) in Rank::all(ranks).zip(&receive) {
-                        let block = operation.block(from)?;
+                        let block = operation.output_of(from)?;
                         assert_eq!(block.len(), len);
                         check(block, from, me, start);
                     }

@@ -177,7 +177,7 @@ fn blocks_of_pairs_stay_where_they_were_prepared() {
                     }
                     exchange.run()?;
                     for from in 0..ranks {
-                        let block = exchange.block(Rank::at(from))?;
+                        let block = exchange.output_of(Rank::at(from))?;
                         assert_eq!(
                             block,
                             vec![(1000 * step + 10 * from + me) as i32; len(from, me)]

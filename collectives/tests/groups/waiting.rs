@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions, Operation};
-use peerlane_hal::{Deadline, ErrorKind, Rank};
+use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -165,12 +165,12 @@ fn a_limit_does_not_end_the_group() {
         if rank == 0 {
             let mut started = gather.start()?;
             let (begun, limit) = (Instant::now(), Duration::from_millis(30));
-            assert!(!started.wait_until(Deadline::after(limit))?);
+            assert!(!started.wait_for(limit)?);
             assert!(begun.elapsed() >= limit);
-            assert!(!started.wait_until(Deadline::after(Duration::ZERO))?);
+            assert!(!started.wait_for(Duration::ZERO)?);
             late.wait();
-            assert!(started.wait_until(Deadline::after(SOON))?);
-            assert!(started.wait_until(Deadline::after(Duration::ZERO))?);
+            assert!(started.wait_for(SOON)?);
+            assert!(started.wait_for(Duration::ZERO)?);
         } else {
             late.wait();
             gather.run()?;
@@ -449,7 +449,7 @@ fn a_progress_thread_moves_bytes_without_calls() {
             } else {
                 complete.wait();
                 let mut started = gather.start()?;
-                assert!(started.wait_until(Deadline::after(SOON))?);
+                assert!(started.wait_for(SOON)?);
                 complete.wait();
                 started
             };
@@ -479,7 +479,7 @@ fn a_preparation_in_one_group_moves_the_others() {
         } else {
             started.wait();
             let mut running = gather.start()?;
-            assert!(running.wait_until(Deadline::after(SOON))?);
+            assert!(running.wait_for(SOON)?);
             drop(other.all_gather::<u32>(1).prepare()?);
         }
         check(&mut gather, 2, 0)?;

@@ -4,12 +4,14 @@
 //! [`predict`] estimates one algorithm, and [`choose`] compares all of them. A [`Calibration`]
 //! holds links that [`calibrate`](crate::calibrate) or the program `peerlane calibrate` has fitted
 //! to measurements.
-//!
-//! | file | holds |
-//! | --- | --- |
-//! | `predict` | the cost of one algorithm |
-//! | `choose` | the comparison of all algorithms |
-//! | `calibration` | measurements, and the links that belong to them |
+
+// The files of this module:
+//
+// | file | holds |
+// | --- | --- |
+// | `predict` | the cost of one algorithm |
+// | `choose` | the comparison of all algorithms |
+// | `calibration` | measurements, and the links that belong to them |
 
 mod calibration;
 mod choose;

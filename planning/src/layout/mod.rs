@@ -8,13 +8,15 @@
 //!
 //! Each rank has a [`Placement`] of its input and output in buffers. By default the output is all
 //! tensors one after another, each with its pieces in rank order and without gaps.
-//!
-//! | file | holds |
-//! | --- | --- |
-//! | `mod.rs` | the layout of an operation: cells and spans |
-//! | `blocks.rs` | lengths of blocks, inputs and outputs |
-//! | `pieces.rs` | lengths of pieces, and positions in buffers |
-//! | `flags.rs` | the words of flags |
+
+// The files of this module:
+//
+// | file | holds |
+// | --- | --- |
+// | `mod.rs` | the layout of an operation: cells and spans |
+// | `blocks.rs` | lengths of blocks, inputs and outputs |
+// | `pieces.rs` | lengths of pieces, and positions in buffers |
+// | `flags.rs` | the words of flags |
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -5,17 +5,19 @@
 //! Every schedule takes from the [`Collective`] which ranks provide data, so one file serves every
 //! collective that can move in its pattern.
 //!
-//! | file | schedules | collectives |
-//! | --- | --- | --- |
-//! | `direct.rs` | direct, pull | all; pull no reductions |
-//! | `ring.rs` | ring, double ring | all-gather, broadcast (ring) |
-//! | `hierarchical.rs` | hierarchical, hierarchical ring | all-gather |
-//! | `doubling.rs` | recursive doubling | all-gather, of a power of two of ranks |
-//! | `steps.rs` | | steps and the order of peers, for all schedules |
-//! | `estimate.rs` | | the time of a start as a closed formula, for all schedules |
-//!
 //! To add a schedule, write one file with its lanes and its estimate, add a name to [`Algorithm`],
 //! and add a row to the table below.
+
+// The files of this module:
+//
+// | file | schedules | collectives |
+// | --- | --- | --- |
+// | `direct.rs` | direct, pull | all; pull no reductions |
+// | `ring.rs` | ring, double ring | all-gather, broadcast (ring) |
+// | `hierarchical.rs` | hierarchical, hierarchical ring | all-gather |
+// | `doubling.rs` | recursive doubling | all-gather, of a power of two of ranks |
+// | `steps.rs` | | steps and the order of peers, for all schedules |
+// | `estimate.rs` | | the time of a start as a closed formula, for all schedules |
 
 use peerlane_hal::{ErrorKind, Rank};
 

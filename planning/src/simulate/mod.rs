@@ -15,15 +15,17 @@
 //! | sharing | flows share engines, the links into and out of a rank, NICs, processors and memory in equal parts; puts of one lane to one peer run one after the other, and up to 8 to different peers move their bytes at once |
 //! | the host | it submits puts to its engines meanwhile, and a start takes at least [that time](Link::submit_seconds) |
 //!
-//! | file | holds |
-//! | --- | --- |
-//! | `program` | the steps of all ranks, packed and linked |
-//! | `machine` | lanes, and the events that drive them |
-//! | `flows` | transfers in progress, and the resources that they share |
-//! | `event_queue` | the queue of events |
-//! | `result` | what the simulation returns, with the critical path |
-//!
 //! [`verify`]: crate::verify
+
+// The files of this module:
+//
+// | file | holds |
+// | --- | --- |
+// | `program` | the steps of all ranks, packed and linked |
+// | `machine` | lanes, and the events that drive them |
+// | `flows` | transfers in progress, and the resources that they share |
+// | `event_queue` | the queue of events |
+// | `result` | what the simulation returns, with the critical path |
 
 use peerlane_hal::{ErrorKind, Rank};
 

@@ -1,15 +1,9 @@
 //! Proves without hardware that the plans of all ranks move the right data without races or
 //! deadlocks.
 //!
-//! | file | checks or holds |
-//! | --- | --- |
-//! | `plan_set.rs` | the plans agree and name only what exists; the followed lanes |
-//! | `copies.rs` | every required cell is copied exactly once, and added in order; who hears from whom; the waits that prove a copy complete |
-//! | `flags.rs` | every flag has one writer, one reader, one signal and one wait in a start; all lanes end |
-//! | `races.rs` | no lane reads data early, and none overwrites data in use |
-//! | `happens_before.rs` | vector clocks and a search, for `races.rs` |
-//! | `prove.rs`, `symmetry.rs` | proofs for many ranks |
-//! | `fault.rs`, `counterexample.rs` | faults with their classes, and events that lead to them |
+//! [`verify`](verify()) checks plans that exist, and [`prove`](prove()) makes the plans of an
+//! algorithm itself, for many ranks. Both return the first [`Fault`] with the events that lead to
+//! it.
 //!
 //! The verifier knows no algorithm. It first checks the plans as a whole, then follows what each
 //! lane knows in one start, after as many starts as outputs are used in turn. More starts add
@@ -22,12 +16,24 @@
 //! is 0. Captured starts have one output and flags of their own, so eager starts between them
 //! change nothing that is known.
 //!
-//! For many ranks, [`prove()`] makes the plans itself and lets some ranks represent others; the
-//! [`Coverage`] of the proof states its extent.
+//! For many ranks, [`prove()`] lets some ranks represent others; the [`Coverage`] of the proof
+//! states its extent.
 //!
 //! Lanes are run with their `go` and `sent` flags; fork and join give the same order. Bytes are
 //! left out on purpose: cells cover the output by the [layout](crate::layout), so a plan is correct
 //! for every layout or for none. Time and cost are left out too.
+
+// The files of this module:
+//
+// | file | checks or holds |
+// | --- | --- |
+// | `plan_set.rs` | the plans agree and name only what exists; the followed lanes |
+// | `copies.rs` | every required cell is copied exactly once, and added in order; who hears from whom; the waits that prove a copy complete |
+// | `flags.rs` | every flag has one writer, one reader, one signal and one wait in a start; all lanes end |
+// | `races.rs` | no lane reads data early, and none overwrites data in use |
+// | `happens_before.rs` | vector clocks and a search, for `races.rs` |
+// | `prove.rs`, `symmetry.rs` | proofs for many ranks |
+// | `fault.rs`, `counterexample.rs` | faults with their classes, and events that lead to them |
 
 use std::fmt;
 

@@ -58,7 +58,7 @@ fn gather(algorithm: Algorithm) -> Result<(), Error> {
             // SAFETY: the stream lives.
             done(unsafe { (hip().stream_synchronize)(raw) });
             for peer in Rank::all(ranks) {
-                let block = read(gather.piece_memory(0, peer)?);
+                let block = read(gather.output_memory_of(peer)?);
                 assert_eq!(block.len(), BLOCK);
                 assert!(block.iter().all(|seen| *seen == byte(peer.index(), step)));
             }

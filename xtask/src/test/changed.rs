@@ -7,6 +7,8 @@ use cargo_metadata::{Metadata, Package, PackageId};
 
 use peerlane_rxe_vm::process::{self, Outcome};
 
+use crate::workspace::FACADE;
+
 /// Files at the root that can change every crate.
 const OF_ALL: [&str; 3] = ["Cargo.toml", "Cargo.lock", ".cargo/"];
 
@@ -33,6 +35,13 @@ fn reached<'a>(
     for file in files {
         reached.extend(owner(metadata, Path::new(file)).map(|package| package.id.clone()));
     }
+
+    // The crates that the facade re-exports use it for the examples in their documentation only.
+    let facade = all.iter().find(|package| package.name == FACADE);
+    let is_below = |package: &Package| {
+        facade.is_some_and(|facade| facade.dependencies.iter().any(|of| of.name == *package.name))
+    };
+
     loop {
         let names: BTreeSet<&str> = all
             .iter()
@@ -40,7 +49,9 @@ fn reached<'a>(
             .map(|package| package.name.as_str())
             .collect();
         let depends = |package: &&Package| {
-            package.dependencies.iter().any(|dependency| names.contains(dependency.name.as_str()))
+            let is_example = |name: &str| name == FACADE && is_below(package);
+            let mut dependencies = package.dependencies.iter().map(|of| of.name.as_str());
+            dependencies.any(|name| names.contains(name) && !is_example(name))
         };
         let before = reached.len();
         reached.extend(all.iter().filter(depends).map(|package| package.id.clone()));

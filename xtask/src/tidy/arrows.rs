@@ -6,6 +6,7 @@ use cargo_metadata::{DependencyKind, Metadata};
 use serde::Deserialize;
 
 use super::{File, Finding, Tree};
+use crate::workspace::FACADE;
 
 /// The dependencies that a crate may have, as `workspace.metadata.allowed-dependencies` in
 /// Cargo.toml lists them.
@@ -69,6 +70,11 @@ fn problem(
     in_workspace: bool,
     development: bool,
 ) -> Option<(String, &'static str)> {
+    // The examples in the documentation of every crate are those of its users.
+    if development && dependency == FACADE {
+        return None;
+    }
+
     let lists = |names: &[String]| names.iter().any(|name| name == dependency);
     if in_workspace {
         let names = allowed.workspace.join(", ");
@@ -109,6 +115,10 @@ mod tests {
         let found = check_one("peerlane-collectives", "peerlane-cuda", true);
         assert_eq!(found.as_deref(), Some(expected));
         assert_eq!(check_one("peerlane-collectives", "peerlane-hal", false), None);
+
+        // Examples in its documentation import the crate that re-exports it.
+        assert_eq!(check_one("peerlane-collectives", "peerlane", true), None);
+        assert!(check_one("peerlane-collectives", "peerlane", false).is_some());
     }
 
     #[test]

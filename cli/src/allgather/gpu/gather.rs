@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use peerlane::element::with_element;
-use peerlane::{Element, Group, Operation, Rank};
+use peerlane::{Element, Group, Operation, OutputPart, Rank};
 
 use super::candidate::Implementation;
 use super::device::{Span, Stream};
@@ -49,8 +49,13 @@ fn input<T: Element>(
 ) -> Result<Vec<Span>> {
     if setup.options.in_place && !setup.options.goal.collective.is_reduction() {
         let tensors = 0..operation.report().tensors;
-        return tensors.map(|tensor| Ok(span(operation.piece_memory(tensor, rank)?))).collect();
+        let piece = |tensor| {
+            let piece = OutputPart::Piece { tensor, rank };
+            Ok(span(operation.output_memory_of(piece)?))
+        };
+        return tensors.map(piece).collect();
     }
+
     let blocks = setup.input_blocks(block_length, rank)?.into_iter();
     let mut address = span(operation.input_memory()?).address;
     let block = |bytes| {
@@ -87,9 +92,10 @@ impl<T: Element> Implementation for PeerlaneGather<T> {
 
     fn output(&self) -> Result<Vec<Span>> {
         let tensors = 0..self.operation.report().tensors;
-        let pieces =
-            tensors.flat_map(|tensor| Rank::all(self.ranks).map(move |rank| (tensor, rank)));
-        pieces.map(|(tensor, rank)| Ok(span(self.operation.piece_memory(tensor, rank)?))).collect()
+        let pieces = tensors.flat_map(|tensor| {
+            Rank::all(self.ranks).map(move |rank| OutputPart::Piece { tensor, rank })
+        });
+        pieces.map(|piece| Ok(span(self.operation.output_memory_of(piece)?))).collect()
     }
 }
 

@@ -18,10 +18,8 @@ impl Group {
     /// another channel uses it.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_hal::Rank;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, Rank, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;

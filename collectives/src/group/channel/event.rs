@@ -139,10 +139,8 @@ impl<T: Element> Channel<T> {
     /// Returns whether an event has happened, without blocking.
     ///
     /// ```
-    /// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// use peerlane_collectives::group::Group;
-    /// use peerlane_hal::Rank;
-    /// use peerlane_host as host;
+    /// use peerlane::bootstrap::{Bootstrap, in_process};
+    /// use peerlane::{Group, Rank, host};
     ///
     /// in_process::run(2, |bootstrap| {
     ///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
@@ -199,10 +197,8 @@ impl<T: Element> Channel<T> {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// use peerlane_collectives::group::Group;
-    /// use peerlane_hal::Rank;
-    /// use peerlane_host as host;
+    /// use peerlane::bootstrap::{Bootstrap, in_process};
+    /// use peerlane::{Group, Rank, host};
     ///
     /// in_process::run(3, |bootstrap| {
     ///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;

@@ -33,8 +33,8 @@ pub use self::notification::Notification;
 use self::notification::Watchers;
 use self::sources::BytesInFlight;
 pub use stream::StreamMessages;
+pub use wait::SharedWait;
 use wait::{BOTH_PARK_MAX, PARK_MAX};
-pub use wait::{SignalWait, Turn};
 
 use super::buffer;
 use super::driver::OpenCount;
@@ -71,10 +71,8 @@ const WINDOW: u32 = BufferId::OUTPUT.region();
 ///
 /// ```
 /// use std::time::Duration;
-/// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-/// use peerlane_collectives::group::Group;
-/// use peerlane_hal::Rank;
-/// use peerlane_host as host;
+/// use peerlane::bootstrap::{Bootstrap, in_process};
+/// use peerlane::{Group, Rank, host};
 ///
 /// in_process::run(3, |bootstrap| {
 ///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;

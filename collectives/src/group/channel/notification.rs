@@ -27,10 +27,10 @@ impl<T: Element> Channel<T> {
     /// or polls. The handle borrows nothing, so it can be stored and sent to other threads.
     ///
     /// ```
-    /// # use peerlane_collectives::{error::Error, group::Channel};
+    /// # use peerlane::{Channel, Error};
     /// # async fn serve(mut channel: Channel<u8>) -> Result<(), Error> {
     /// use std::time::Duration;
-    /// use peerlane_hal::Rank;
+    /// use peerlane::Rank;
     ///
     /// let request = channel.next_signal(Rank(1), 0);
     /// channel.notify(request, Duration::from_secs(30))?.await?;

@@ -19,7 +19,7 @@ impl<T: Element> Channel<T> {
     /// Allows messages of the channel to be recorded into a graph, such as a CUDA graph.
     ///
     /// ```compile_fail,E0133
-    /// # use peerlane_collectives::group::Channel;
+    /// # use peerlane::Channel;
     /// fn record(channel: Channel<u8>) -> Channel<u8> {
     ///     channel.capturable() // Only the caller knows when the last replay is complete.
     /// }

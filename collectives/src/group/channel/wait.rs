@@ -23,10 +23,8 @@ pub(super) const BOTH_PARK_MAX: Duration = Duration::from_micros(50);
 
 /// Limits how long one thread holds a channel while it waits, so that other threads can use the
 /// channel too.
-///
-/// It lasts as long as no other thread waits for the channel, and at least for a given time.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn<'t> {
+pub(super) struct Turn<'t> {
     shortest: Deadline,
     waiting: &'t AtomicU32,
 }
@@ -35,7 +33,7 @@ impl<'t> Turn<'t> {
     /// Begins a turn of at least `shortest`, which ends when `waiting` is not 0.
     ///
     /// After that time, it ends at most `shortest` after `waiting` has changed.
-    pub fn begin(shortest: Duration, waiting: &'t AtomicU32) -> Self {
+    fn begin(shortest: Duration, waiting: &'t AtomicU32) -> Self {
         Self { shortest: Deadline::after(shortest), waiting }
     }
 
@@ -52,22 +50,34 @@ impl<'t> Turn<'t> {
     }
 }
 
-/// Holds the wait of a thread for a signal, which can take several turns; see
-/// [`Channel::wait_for_turn`].
+/// Holds the wait of one of several threads that share a channel; see [`Channel::wait_for_turn`].
 ///
 /// While it exists and has not ended, the rank reports to other ranks that it waits for the peer.
 #[derive(Debug)]
-pub struct SignalWait {
-    peer: Rank,
-    signal: usize,
+pub struct SharedWait<'w> {
+    /// The peer and the number of the signal, or `None` for all messages of this rank.
+    signal: Option<(Rank, usize)>,
     deadline: Deadline,
+    shortest: Duration,
+    waiting: &'w AtomicU32,
     progress: Option<Progress<[ChannelEvent; 1]>>,
 }
 
-impl SignalWait {
-    /// Creates a wait until a peer has given a signal once more than the rank has waited for.
-    pub fn new(peer: Rank, signal: usize, deadline: Deadline) -> Self {
-        Self { peer, signal, deadline, progress: None }
+impl<'w> SharedWait<'w> {
+    /// Creates a wait until all puts and gets of this rank are complete, as [`Channel::flush`].
+    ///
+    /// A turn of it lasts as long as `waiting`, the number of other threads that wait for the
+    /// channel, is 0, and at least for `shortest`.
+    pub fn for_messages(timeout: Duration, shortest: Duration, waiting: &'w AtomicU32) -> Self {
+        let deadline = Deadline::after(timeout);
+        Self { signal: None, deadline, shortest, waiting, progress: None }
+    }
+
+    /// Waits until a peer has given a signal once more than the rank has waited for, instead of for
+    /// messages.
+    #[must_use]
+    pub fn signal(self, peer: Rank, signal: usize) -> Self {
+        Self { signal: Some((peer, signal)), ..self }
     }
 }
 
@@ -124,31 +134,30 @@ impl<T: Element> Channel<T> {
         Ok(count)
     }
 
-    /// Waits as [`wait`](Self::wait), but only until the end of a turn, and returns `None` if it
-    /// ends before the wait does.
+    /// Waits until the end of a turn, and returns whether the wait has ended.
     ///
     /// It is for callers that share a channel between threads. Another thread can use the channel
     /// when a call has returned, before the next call goes on with the wait.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
-    pub fn wait_for_turn(
-        &mut self,
-        wait: &mut SignalWait,
-        turn: Turn<'_>,
-    ) -> Result<Option<u64>, Error> {
-        let SignalWait { peer, signal, deadline, ref mut progress } = *wait;
+    /// As [`wait`](Self::wait) and [`flush`](Self::flush).
+    pub fn wait_for_turn(&mut self, wait: &mut SharedWait<'_>) -> Result<bool, Error> {
+        let SharedWait { signal, deadline, shortest, waiting, ref mut progress } = *wait;
+        let turn = Some(Turn::begin(shortest, waiting));
+        let Some((peer, signal)) = signal else {
+            return self.wait_for_unfinished(0, deadline, turn);
+        };
         self.check_signal(peer, signal)?;
 
         let count = self.awaited(peer, signal) + 1;
         let event = ChannelEvent::Signal { peer, signal, count };
-        let waited = self.wait_in([event], progress, Some(turn), || deadline);
+        let waited = self.wait_in([event], progress, turn, || deadline);
         // The wait goes on in another turn only if this one has ended.
         if !matches!(waited, Ok(None)) {
             *progress = None;
         }
 
-        Ok(waited?.map(|_| count))
+        Ok(waited?.is_some())
     }
 
     pub(super) fn wait_for_event(
@@ -326,15 +335,6 @@ impl<T: Element> Channel<T> {
         self.wait_unfinished(0, timeout)
     }
 
-    /// Waits as [`flush`](Self::flush), but only until the end of a turn, and returns false if it
-    /// ends before the wait does; see [`wait_for_turn`](Self::wait_for_turn).
-    ///
-    /// # Errors
-    /// As [`flush`](Self::flush).
-    pub fn flush_for_turn(&mut self, deadline: Deadline, turn: Turn<'_>) -> Result<bool, Error> {
-        self.wait_for_unfinished(0, deadline, Some(turn))
-    }
-
     /// Waits until at most `at_most` messages of this rank are not complete, so that a caller can
     /// keep a number of messages in flight.
     ///
@@ -408,11 +408,13 @@ mod tests {
             let side = channel.sides[Tier::Local as usize].clone().unwrap();
             let nobody = AtomicU32::new(0);
             let somebody = AtomicU32::new(1);
-            let short = || Turn::begin(Duration::ZERO, &somebody);
-            let wait = |peer, signal| SignalWait::new(Rank(peer), signal, Deadline::after(LONG));
+            let wait = |peer, signal| {
+                let wait = SharedWait::for_messages(LONG, Duration::ZERO, &somebody);
+                wait.signal(Rank(peer), signal)
+            };
             let (mut one, mut other, mut last) = (wait(1, 0), wait(2, 1), wait(2, 0));
             for wait in [&mut one, &mut other, &mut last] {
-                assert_eq!(channel.wait_for_turn(wait, short())?, None);
+                assert!(!channel.wait_for_turn(wait)?);
             }
             assert_eq!(side.waits(), [Rank(1), Rank(2)]);
 
@@ -422,16 +424,17 @@ mod tests {
 
             channel.signal(Rank(1), 0)?;
             channel.signal(Rank(2), 0)?;
-            assert_eq!(channel.wait_for_turn(&mut last, Turn::begin(LONG, &nobody))?, Some(1));
+            (last.shortest, last.waiting) = (LONG, &nobody);
+            assert!(channel.wait_for_turn(&mut last)?);
             assert_eq!(side.waits(), [Rank(1)]);
             channel.wait_for(ChannelEvent::Signal { peer: Rank(1), signal: 0, count: 1 }, LONG)?;
             channel.signal(Rank(0), 0)?;
 
             // The signal is here at once, in another turn than the one that has noted the wait.
             let mut late = wait(1, 1);
-            assert_eq!(channel.wait_for_turn(&mut late, short())?, None);
+            assert!(!channel.wait_for_turn(&mut late)?);
             late.deadline = Deadline::after(Duration::ZERO);
-            channel.wait_for_turn(&mut late, short()).unwrap_err();
+            channel.wait_for_turn(&mut late).unwrap_err();
             drop(one);
             assert!(side.waits().is_empty(), "{:?}", side.waits());
             group.close_channel(channel).and_then(|()| group.close())

@@ -1,9 +1,8 @@
 //! Reads and writes the input and output memory of an operation between its starts.
 //!
-//! `State` finds the range of a part of the memory. [`Operation`] and [`Received`] return it as an
-//! address range, as bytes, or as elements.
+//! `State` finds the range of a part of the memory. [`Operation`] returns it as an address range,
+//! as bytes, or as elements.
 
-use std::fmt;
 use std::ops::Range;
 
 use peerlane_hal::{ErrorKind, Rank};
@@ -63,7 +62,7 @@ impl State {
         let buffers = self.output_buffers;
         if buffers > 1 {
             return invalid(format!(
-                "the output consists of {buffers} buffers; use `block`, `tensor` or `output_buffer`"
+                "the output consists of {buffers} buffers; use `output_of` for one of them, a tensor or a block"
             ));
         }
         self.output_buffer_range(0)
@@ -119,12 +118,33 @@ impl State {
         Ok(self.piece_range(start, tensor, rank))
     }
 
+    /// Returns the range of a part of the output of a start.
+    fn part_range(&self, start: Start, part: OutputPart) -> Result<BufferRange, Error> {
+        match part {
+            OutputPart::Buffer(number) => self.output_buffer_range(number),
+            OutputPart::Tensor(tensor) => self.tensor_range(tensor),
+            OutputPart::Piece { tensor, rank } => self.checked_piece_range(start, tensor, rank),
+
+            // A block of several tensors is not contiguous.
+            OutputPart::Block(rank) => {
+                let tensors = self.layout.tensors();
+                if tensors > 1 {
+                    return invalid(format!(
+                        "a block consists of {tensors} pieces, one of each tensor; use \
+                         `OutputPart::Piece` for each piece"
+                    ));
+                }
+                self.checked_piece_range(start, 0, rank)
+            }
+        }
+    }
+
     fn tensor_range(&self, tensor: usize) -> Result<BufferRange, Error> {
         self.check_tensor(tensor)?;
         if matches!(self.layout.placement(self.rank).output, OutputPlacement::ByBlock(_)) {
             return invalid(
-                "each block has its own destination, so no tensor is contiguous; use `block` for \
-                 each block"
+                "each block has its own destination, so no tensor is contiguous; use \
+                 `OutputPart::Block` for each block"
                     .to_owned(),
             );
         }
@@ -151,14 +171,26 @@ impl State {
         self.address_range((buffer, self.output_buffer_bytes(start, buffer)))
     }
 
-    pub(super) fn piece_memory(
-        &self,
-        start: Start,
-        tensor: usize,
-        rank: Rank,
-    ) -> Result<MemoryRange, Error> {
-        let range = self.checked_piece_range(start, tensor, rank)?;
+    pub(super) fn memory_of(&self, start: Start, part: OutputPart) -> Result<MemoryRange, Error> {
+        let range = self.part_range(start, part)?;
         Ok(self.address_range(range))
+    }
+
+    /// Waits for an open start, and returns the bytes of a range for reading.
+    fn settled_bytes(
+        &self,
+        range: impl FnOnce(&Self) -> Result<BufferRange, Error>,
+    ) -> Result<&[u8], Error> {
+        self.settle()?;
+        let (buffer, bytes) = range(self)?;
+        self.check_no_window(buffer)?;
+
+        let (region, bytes) = self.memory(buffer, bytes);
+        // SAFETY: no start is open, and `&self` keeps the next one away, because a start takes
+        // `&mut self`. Until then peers write at most to the other output: to this one only between
+        // this rank's `ready` and their `arrived`, or after it has entered the next start. No
+        // replay is in progress, which the caller of `capturable` guarantees.
+        unsafe { buffer::bytes(region, bytes) }
     }
 
     /// Waits for an open start, and returns the bytes of a range for writing.
@@ -172,7 +204,7 @@ impl State {
 
         let (region, bytes) = self.memory(buffer, bytes);
         // SAFETY: no start is open, so no engine of this rank uses it, and no peer writes, as in
-        // `Received::bytes`; `&mut self` keeps the next start away, and the caller of `capturable`
+        // `settled_bytes`; `&mut self` keeps the next start away, and the caller of `capturable`
         // the replays.
         unsafe { buffer::bytes_mut(region, bytes) }
     }
@@ -192,6 +224,48 @@ impl State {
     }
 }
 
+/// Selects a part of the output of an operation.
+///
+/// ```
+/// # use peerlane::bootstrap::{Bootstrap, in_process};
+/// # use peerlane::{BlockLens, Group, OutputPart, Rank, host};
+/// # in_process::run(2, |bootstrap| {
+/// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+/// # let mut group = Group::open(bootstrap, fabric)?;
+/// let mut tensors = group.all_gather::<u8>(BlockLens::tensors([1, 2])).prepare()?;
+/// tensors.input_piece_mut(0)?.fill(group.rank().0 as u8);
+/// tensors.input_piece_mut(1)?.fill(group.rank().0 as u8 + 10);
+/// tensors.run()?;
+/// assert_eq!(tensors.output_of(OutputPart::Tensor(1))?, [10, 10, 11, 11]);
+/// assert_eq!(tensors.output_of(OutputPart::Piece { tensor: 1, rank: Rank(1) })?, [11, 11]);
+/// # group.close()
+/// # }).unwrap();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OutputPart {
+    /// One of several output buffers, with the gaps between the destinations in it.
+    Buffer(usize),
+    /// A tensor: the pieces of all ranks, in rank order. It is not contiguous if each block has a
+    /// destination of its own.
+    Tensor(usize),
+    /// What the last start received from a rank, if there is one tensor.
+    Block(Rank),
+    /// What the last start received from a rank for a tensor.
+    Piece {
+        /// The number of the tensor.
+        tensor: usize,
+        /// The rank that has contributed the piece.
+        rank: Rank,
+    },
+}
+
+impl From<Rank> for OutputPart {
+    fn from(rank: Rank) -> Self {
+        Self::Block(rank)
+    }
+}
+
 impl<T> Operation<T> {
     /// Returns the bytes of the input for writing. If an earlier start is not complete, waits for
     /// it first.
@@ -202,12 +276,12 @@ impl<T> Operation<T> {
         self.state.settled_bytes_mut(State::input_range)
     }
 
-    /// Waits for an open start, and returns the bytes of the output.
+    /// Returns the bytes of the output. If a start is not complete, waits for it first.
     ///
     /// # Errors
     /// As [`output`](Self::output).
-    pub fn output_bytes(&mut self) -> Result<&[u8], Error> {
-        self.received()?.output_bytes()
+    pub fn output_bytes(&self) -> Result<&[u8], Error> {
+        self.state.settled_bytes(State::output_range)
     }
 
     /// Returns the address range of the operation's input, which work on a stream can fill.
@@ -237,23 +311,13 @@ impl<T> Operation<T> {
         self.state.output_memory(self.state.last())
     }
 
-    /// Returns the address range of the elements that `rank` contributed to a tensor in the last
-    /// start.
+    /// Returns the address range of a part of the newest output.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank, or the
-    /// output is a matrix.
-    pub fn piece_memory(&self, tensor: usize, rank: Rank) -> Result<MemoryRange, Error> {
-        self.state.piece_memory(self.state.last(), tensor, rank)
-    }
-
-    /// Waits for an open start, and returns read access to the output of the operation.
-    ///
-    /// # Errors
-    /// The reason why the group has ended: then the output is undefined.
-    pub fn received(&mut self) -> Result<Received<'_, T>, Error> {
-        self.state.settle()?;
-        Ok(Received { operation: self })
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such part, or it is not
+    /// contiguous.
+    pub fn output_memory_of(&self, part: impl Into<OutputPart>) -> Result<MemoryRange, Error> {
+        self.state.memory_of(self.state.last(), part.into())
     }
 }
 
@@ -279,6 +343,31 @@ impl<T: Element> Operation<T> {
         element::cast_mut(self.state.settled_bytes_mut(range)?)
     }
 
+    /// Returns all elements of the output: one tensor after another, each with its blocks in rank
+    /// order. If a start is not complete, waits for it first.
+    ///
+    /// The buffer of a list also contains the gaps between its destinations.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if only a device can read it, if there are
+    /// several output buffers (then use [`output_of`](Self::output_of)), or the output is in a
+    /// window; the reason why the group has ended: then the output is undefined.
+    pub fn output(&self) -> Result<&[T], Error> {
+        element::cast(self.output_bytes()?)
+    }
+
+    /// Returns the elements of a part of the output, such as the block of a [`Rank`]. If a start is
+    /// not complete, waits for it first.
+    ///
+    /// # Errors
+    /// As [`output`](Self::output), for the part; if there is no such part, or it is not
+    /// contiguous.
+    pub fn output_of(&self, part: impl Into<OutputPart>) -> Result<&[T], Error> {
+        let part = part.into();
+        let range = |state: &State| state.part_range(state.last(), part);
+        element::cast(self.state.settled_bytes(range)?)
+    }
+
     /// Returns the output elements of this operation for writing; see [`output`](Self::output).
     ///
     /// # Errors
@@ -287,153 +376,14 @@ impl<T: Element> Operation<T> {
         element::cast_mut(self.state.settled_bytes_mut(State::output_range)?)
     }
 
-    /// Returns the elements of one output buffer for writing.
+    /// Returns the elements of a part of the output for writing.
     ///
     /// # Errors
-    /// As [`output_buffer`](Self::output_buffer).
-    pub fn output_buffer_mut(&mut self, number: usize) -> Result<&mut [T], Error> {
-        let range = |state: &State| state.output_buffer_range(number);
+    /// As [`output_of`](Self::output_of).
+    pub fn output_mut_of(&mut self, part: impl Into<OutputPart>) -> Result<&mut [T], Error> {
+        let part = part.into();
+        let range = |state: &State| state.part_range(state.last(), part);
         element::cast_mut(self.state.settled_bytes_mut(range)?)
-    }
-
-    /// Waits for an open start, and returns all elements of the output buffer, like
-    /// [`Received::output`].
-    ///
-    /// # Errors
-    /// As [`received`](Self::received) and [`Received::output`].
-    pub fn output(&mut self) -> Result<&[T], Error> {
-        self.received()?.output()
-    }
-
-    /// Waits for an open start, and returns all elements of one output buffer, like
-    /// [`Received::output_buffer`].
-    ///
-    /// # Errors
-    /// As [`received`](Self::received) and [`Received::output_buffer`].
-    pub fn output_buffer(&mut self, number: usize) -> Result<&[T], Error> {
-        self.received()?.output_buffer(number)
-    }
-
-    /// Waits for an open start, and returns the block received from `rank`, like
-    /// [`Received::block`].
-    ///
-    /// # Errors
-    /// As [`received`](Self::received) and [`Received::block`].
-    pub fn block(&mut self, rank: Rank) -> Result<&[T], Error> {
-        self.received()?.block(rank)
-    }
-
-    /// Waits for an open start, and returns the piece of a tensor received from `rank`, like
-    /// [`Received::piece`].
-    ///
-    /// # Errors
-    /// As [`received`](Self::received) and [`Received::piece`].
-    pub fn piece(&mut self, tensor: usize, rank: Rank) -> Result<&[T], Error> {
-        self.received()?.piece(tensor, rank)
-    }
-
-    /// Waits for an open start, and returns all elements of an output tensor, like
-    /// [`Received::tensor`].
-    ///
-    /// # Errors
-    /// As [`received`](Self::received) and [`Received::tensor`].
-    pub fn tensor(&mut self, tensor: usize) -> Result<&[T], Error> {
-        self.received()?.tensor(tensor)
-    }
-}
-
-/// Read access to the output of an operation; the operation cannot start again while this value
-/// exists.
-pub struct Received<'a, T> {
-    operation: &'a Operation<T>,
-}
-
-impl<'a, T> Received<'a, T> {
-    /// Returns the bytes of the output.
-    ///
-    /// # Errors
-    /// As [`output`](Self::output).
-    pub fn output_bytes(&self) -> Result<&'a [u8], Error> {
-        self.bytes(self.operation.state.output_range()?)
-    }
-
-    fn bytes(&self, (buffer, bytes): BufferRange) -> Result<&'a [u8], Error> {
-        let state = &self.operation.state;
-        state.check_no_window(buffer)?;
-
-        let (region, bytes) = state.memory(buffer, bytes);
-        // SAFETY: whoever has a `Received` has settled and keeps the next start away. No start is
-        // open, and until the next one peers write at most to the other output: to this one only
-        // between this rank's `ready` and their `arrived`, or after it has entered the next start.
-        // No replay is in progress, which the caller of `capturable` guarantees.
-        unsafe { buffer::bytes(region, bytes) }
-    }
-}
-
-impl<'a, T: Element> Received<'a, T> {
-    /// Returns all elements of the output buffer: one tensor after another, each with its blocks in
-    /// rank order.
-    ///
-    /// The buffer of a list also contains the gaps between its destinations.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if only a device can read it,
-    /// if there are several output buffers, or the output is in a window.
-    pub fn output(&self) -> Result<&'a [T], Error> {
-        element::cast(self.output_bytes()?)
-    }
-
-    /// Returns all elements of one output buffer.
-    ///
-    /// # Errors
-    /// As [`output`](Self::output), for one buffer; if there is no such buffer.
-    pub fn output_buffer(&self, number: usize) -> Result<&'a [T], Error> {
-        self.elements(self.operation.state.output_buffer_range(number)?)
-    }
-
-    /// Returns the block that the last start received from `rank`.
-    ///
-    /// # Errors
-    /// As [`output_buffer`](Self::output_buffer); if there is no such rank, or there are several
-    /// tensors: then use [`piece`](Self::piece).
-    pub fn block(&self, rank: Rank) -> Result<&'a [T], Error> {
-        let tensors = self.operation.state.layout.tensors();
-        if tensors > 1 {
-            return invalid(format!(
-                "a block consists of {tensors} pieces, one of each tensor; use `piece` for each \
-                 piece"
-            ));
-        }
-        self.piece(0, rank)
-    }
-
-    /// Returns the piece of a tensor that the last start received from `rank`.
-    ///
-    /// # Errors
-    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor or rank, or the output
-    /// is a matrix.
-    pub fn piece(&self, tensor: usize, rank: Rank) -> Result<&'a [T], Error> {
-        let state = &self.operation.state;
-        self.elements(state.checked_piece_range(state.last(), tensor, rank)?)
-    }
-
-    /// Returns all elements of an output tensor: its pieces in rank order.
-    ///
-    /// # Errors
-    /// As [`output_buffer`](Self::output_buffer); if there is no such tensor, or each block has a
-    /// destination of its own.
-    pub fn tensor(&self, tensor: usize) -> Result<&'a [T], Error> {
-        self.elements(self.operation.state.tensor_range(tensor)?)
-    }
-
-    fn elements(&self, range: BufferRange) -> Result<&'a [T], Error> {
-        element::cast(self.bytes(range)?)
-    }
-}
-
-impl<T> fmt::Debug for Received<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Received").field("operation", self.operation).finish()
     }
 }
 

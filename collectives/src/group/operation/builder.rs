@@ -180,8 +180,7 @@ impl<'g, T> OperationBuilder<'g, T> {
     /// tells.
     ///
     /// ```compile_fail,E0133
-    /// # use peerlane_collectives::error::Error;
-    /// # use peerlane_collectives::group::{Group, Operation};
+    /// # use peerlane::{Error, Group, Operation};
     /// fn prepare(group: &mut Group) -> Result<Operation<f32>, Error> {
     ///     // Only the caller knows when the last replay is complete.
     ///     group.all_gather(4).capturable().prepare()
@@ -262,9 +261,8 @@ impl<'g, T> OperationBuilder<'g, T> {
     /// rows.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::{Group, Matrix};
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, Matrix, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -364,10 +362,8 @@ impl<'g, T> OperationBuilder<'g, T> {
     /// allocated with the length that their destinations need.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::{Destination, Group};
-    /// # use peerlane_hal::Rank;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Destination, Group, OutputPart, Rank, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -377,8 +373,8 @@ impl<'g, T> OperationBuilder<'g, T> {
     ///     group.all_gather::<u8>([2, 1]).destinations(&[to(1, 0), to(0, 4)]).prepare()?;
     /// gather.input_mut()?.fill(7 + rank as u8);
     /// gather.run()?;
-    /// assert_eq!(gather.block(Rank(0))?, [7, 7]);
-    /// assert_eq!(gather.output_buffer(0)?, [0, 0, 0, 0, 8]);
+    /// assert_eq!(gather.output_of(Rank(0))?, [7, 7]);
+    /// assert_eq!(gather.output_of(OutputPart::Buffer(0))?, [0, 0, 0, 0, 8]);
     /// # group.close()
     /// # }).unwrap();
     /// ```
@@ -396,9 +392,8 @@ impl<'g, T> OperationBuilder<'g, T> {
     /// window, also over ranges that overlap.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -462,10 +457,8 @@ impl Group {
     /// If one of them cannot be prepared on some rank, none is on any rank.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_hal::Rank;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, Rank, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;

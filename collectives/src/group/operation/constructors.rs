@@ -21,11 +21,10 @@ impl Group {
     /// Methods such as [`all_gather`](Self::all_gather) do the same for one collective.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_host as host;
-    /// use peerlane_collectives::collective::Collective;
-    /// use peerlane_hal::Rank;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, host};
+    /// use peerlane::collective::Collective;
+    /// use peerlane::Rank;
     ///
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
@@ -55,11 +54,9 @@ impl Group {
     /// Windows and buffers of the caller are given [untyped](Window::untyped).
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::element::DType;
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_host as host;
-    /// use peerlane_collectives::collective::Collective;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{DType, Group, host};
+    /// use peerlane::collective::Collective;
     ///
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
@@ -92,9 +89,8 @@ impl Group {
     /// or by a kernel of its GPU. [`operator`](OperationBuilder::operator) sets another operator.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -121,10 +117,8 @@ impl Group {
     /// own contribution first. [`operator`](OperationBuilder::operator) sets another operator.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_collectives::element::Operator;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, Operator, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -155,9 +149,8 @@ impl Group {
     /// rank.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, host};
     /// # in_process::run(3, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -178,9 +171,8 @@ impl Group {
     /// Rank 0 gets nothing: its output is empty. It is otherwise like [`scan`](Self::scan).
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, host};
     /// # in_process::run(3, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -205,10 +197,8 @@ impl Group {
     /// Chunks divide the data of a rank for all tensors together.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::{BlockLens, Group};
-    /// # use peerlane_hal::Rank;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{BlockLens, Group, OutputPart, Rank, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -221,14 +211,14 @@ impl Group {
     /// let mut different = group.all_gather::<u8>([1, 3]).prepare()?;
     /// different.input_mut()?.fill(rank as u8);
     /// different.run()?;
-    /// assert_eq!(different.block(Rank(1))?, [1, 1, 1]);
+    /// assert_eq!(different.output_of(Rank(1))?, [1, 1, 1]);
     ///
     /// let mut tensors = group.all_gather::<u8>(BlockLens::tensors([1, 2])).prepare()?;
     /// tensors.input_piece_mut(0)?.fill(rank as u8);
     /// tensors.input_piece_mut(1)?.fill(rank as u8 + 10);
     /// tensors.run()?;
-    /// assert_eq!(tensors.tensor(0)?, [0, 1]);
-    /// assert_eq!(tensors.tensor(1)?, [10, 10, 11, 11]);
+    /// assert_eq!(tensors.output_of(OutputPart::Tensor(0))?, [0, 1]);
+    /// assert_eq!(tensors.output_of(OutputPart::Tensor(1))?, [10, 10, 11, 11]);
     /// # group.close()
     /// # }).unwrap();
     /// ```
@@ -245,10 +235,8 @@ impl Group {
     /// input, and the root fills the output before a start.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_hal::Rank;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, Rank, host};
     /// # in_process::run(3, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -273,10 +261,8 @@ impl Group {
     /// different lengths are described by [`BlockLens::send_receive`].
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::{BlockLens, Group};
-    /// # use peerlane_hal::Rank;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{BlockLens, Group, Rank, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -292,7 +278,7 @@ impl Group {
     /// let mut different = group.all_to_all::<i32>(lens).prepare()?;
     /// different.input_mut()?.copy_from_slice(&[7, 8, 9][..send.iter().sum()]);
     /// different.run()?;
-    /// assert_eq!(different.block(Rank(0))?, if rank == 0 { &[7][..] } else { &[8, 9] });
+    /// assert_eq!(different.output_of(Rank(0))?, if rank == 0 { &[7][..] } else { &[8, 9] });
     /// # group.close()
     /// # }).unwrap();
     /// ```
@@ -309,10 +295,8 @@ impl Group {
     /// Other ranks have no output. It cannot run in place.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_hal::Rank;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, Rank, host};
     /// # in_process::run(3, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -339,10 +323,8 @@ impl Group {
     /// no input. It cannot run in place.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_hal::Rank;
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, Rank, host};
     /// # in_process::run(3, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -410,10 +392,9 @@ impl Group {
     /// operation without a barrier. Messages of a [channel](Self::channel) need one.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::Group;
-    /// # use peerlane_host as host;
-    /// use peerlane_collectives::buffer_plan::CallSite;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, host};
+    /// use peerlane::buffer_plan::CallSite;
     ///
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;

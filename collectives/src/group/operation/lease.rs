@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::ErrorKind;
 
-use super::Operation;
+use super::{Operation, OutputPart};
 use crate::error::Error;
 use crate::group::buffer::MemoryRange;
 use crate::run::buffers::Start;
@@ -34,12 +34,13 @@ impl<'a, T> Lease<'a, T> {
         self.operation.state.output_memory(self.start)
     }
 
-    /// Returns the address range of the piece that `rank` contributes to a tensor in this start.
+    /// Returns the address range of a part of the output that this start writes.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such tensor or rank.
-    pub fn piece(&self, tensor: usize, rank: Rank) -> Result<MemoryRange, Error> {
-        self.operation.state.piece_memory(self.start, tensor, rank)
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such part, or it is not
+    /// contiguous.
+    pub fn output_of(&self, part: impl Into<OutputPart>) -> Result<MemoryRange, Error> {
+        self.operation.state.memory_of(self.start, part.into())
     }
 
     /// Returns the sequence number of this start, counted from 1, or `None` if a graph has recorded

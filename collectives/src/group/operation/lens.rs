@@ -17,7 +17,7 @@ use crate::layout::{BUFFERS_MAX, BlockBytes, BufferPosition, Lengths};
 /// every rank gives the same lengths.
 ///
 /// ```
-/// use peerlane_collectives::group::BlockLens;
+/// use peerlane::BlockLens;
 ///
 /// let equal = BlockLens::from(1024);
 /// let different = BlockLens::from([1, 0, 3]);

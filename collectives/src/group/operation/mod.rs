@@ -45,7 +45,7 @@ use std::time::Duration;
 
 use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Stream};
 
-pub use access::Received;
+pub use access::OutputPart;
 pub use builder::{Matrix, OperationBuilder, OperationDescription};
 pub(in crate::group) use kept::Kept;
 pub use lease::Lease;
@@ -75,9 +75,8 @@ use crate::trace::{Trace, TracedLane};
 /// [`run`](Self::run), and reads the output.
 ///
 /// ```
-/// use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-/// use peerlane_collectives::group::Group;
-/// use peerlane_host as host;
+/// use peerlane::bootstrap::{Bootstrap, in_process};
+/// use peerlane::{Group, host};
 ///
 /// in_process::run(2, |bootstrap| {
 ///     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
@@ -157,8 +156,8 @@ impl State {
     }
 
     /// Waits for open starts, of all plans of the operation.
-    fn settle(&mut self) -> Result<(), Error> {
-        if let Some(resizing) = &mut self.resizing {
+    fn settle(&self) -> Result<(), Error> {
+        if let Some(resizing) = &self.resizing {
             resizing.settle_others(self.timeout)?;
         }
         self.prepared.settle(self.timeout)

@@ -135,7 +135,7 @@ impl Prepared {
     }
 
     /// Waits until all starts are complete.
-    pub(super) fn settle(&mut self, timeout: Duration) -> Result<(), Error> {
+    pub(super) fn settle(&self, timeout: Duration) -> Result<(), Error> {
         let (started, done) = {
             let executor = self.executor();
             (executor.started(), executor.done())

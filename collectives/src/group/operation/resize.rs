@@ -4,6 +4,7 @@
 //! [`Operation::resize`] checks the lengths and places, and changes the offsets and lengths of the
 //! copies that are already bound; nothing is exchanged.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
@@ -91,7 +92,7 @@ pub(super) struct Resizing {
     /// The number of the plan whose executor the operation uses now.
     current: usize,
     /// Whether starts of other plans may be open.
-    has_open_others: bool,
+    has_open_others: AtomicBool,
     prepared: Layout,
     next: Layout,
     /// The bytes of the input and of the output buffer or window.
@@ -130,7 +131,7 @@ impl Resizing {
             dtype,
             plans,
             current: 0,
-            has_open_others: false,
+            has_open_others: AtomicBool::new(false),
             prepared: layout.clone(),
             next: layout.clone(),
             bytes,
@@ -143,11 +144,13 @@ impl Resizing {
     }
 
     /// Waits for open starts of other plans than the current one.
-    pub(super) fn settle_others(&mut self, timeout: Duration) -> Result<(), Error> {
-        if std::mem::take(&mut self.has_open_others) {
-            for prepared in self.plans.iter_mut().filter_map(|plan| plan.prepared.as_mut()) {
+    pub(super) fn settle_others(&self, timeout: Duration) -> Result<(), Error> {
+        if self.has_open_others.load(Ordering::Acquire) {
+            for prepared in self.plans.iter().filter_map(|plan| plan.prepared.as_ref()) {
                 prepared.settle(timeout)?;
             }
+            // Only now, so that another thread that reads the output does not come too early.
+            self.has_open_others.store(false, Ordering::Release);
         }
         Ok(())
     }
@@ -232,8 +235,8 @@ impl<T> Operation<T> {
     /// Nothing is exchanged and nothing allocated, so each start can have its own. Blocks follow
     /// each other without gaps in the input and the output, except with [`Part::send_receive`]. The
     /// methods that access the memory of the operation, such as [`input_mut`](Self::input_mut),
-    /// [`output`](Self::output) and [`block`](Self::block), use these lengths and places from now
-    /// on, so read the output of the last start before.
+    /// [`output`](Self::output) and [`output_of`](Self::output_of), use these lengths and places
+    /// from now on, so read the output of the last start before.
     ///
     /// If the engines of an open start still have to submit some of its steps, waits for it first.
     /// A start that was recorded into a graph keeps the lengths and places that it was recorded
@@ -248,9 +251,8 @@ impl<T> Operation<T> {
     /// digest of 24 bits, or of 7 bits where a NIC signals; it changes with each start.
     ///
     /// ```
-    /// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-    /// # use peerlane_collectives::group::{Group, Part};
-    /// # use peerlane_host as host;
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, Part, host};
     /// # in_process::run(2, |bootstrap| {
     /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     /// # let mut group = Group::open(bootstrap, fabric)?;
@@ -310,7 +312,8 @@ impl State {
         let size_now = resizing.next.lengths().map_or(u64::MAX, Lengths::total);
         let plan = resizing.plans.iter().rposition(|plan| size_now <= plan.bytes_max).unwrap_or(0);
         if plan != resizing.current {
-            resizing.has_open_others |= !is_done || self.prepared.tracker().is_unfinished();
+            *resizing.has_open_others.get_mut() |=
+                !is_done || self.prepared.tracker().is_unfinished();
             let chosen =
                 resizing.plans[plan].prepared.take().expect("only the current one is used");
             let last = std::mem::replace(&mut self.prepared, chosen);

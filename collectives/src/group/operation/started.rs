@@ -6,6 +6,7 @@ use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind};
 
@@ -70,19 +71,17 @@ impl<T> Started<'_, T> {
         self.operation.state.wait(self.start)
     }
 
-    /// Waits until the output of the operation is complete, but not longer than until `limit`.
-    /// Returns whether it is complete.
+    /// Waits until the output of the operation is complete, but at most for `limit`. Returns
+    /// whether it is complete.
     ///
     /// A limit that passes does not end the group, unlike the timeout of the operation.
     ///
     /// # Errors
     /// As [`Operation::run`].
-    pub fn wait_until(&mut self, limit: Deadline) -> Result<bool, Error> {
-        self.operation.state.prepared.wait_until(
-            self.start.epoch,
-            Some(self.start.deadline),
-            Some(limit),
-        )
+    pub fn wait_for(&mut self, limit: Duration) -> Result<bool, Error> {
+        let OpenStart { epoch, deadline, .. } = self.start;
+        let limit = Some(Deadline::after(limit));
+        self.operation.state.prepared.wait_until(epoch, Some(deadline), limit)
     }
 
     /// Returns whether the output of the operation is complete, without blocking.
@@ -161,16 +160,17 @@ impl<T> OwnedStart<T> {
         Ok(self.operation.take().expect("checked above"))
     }
 
-    /// Waits until the output of the operation is complete, as [`Started::wait_until`].
+    /// Waits until the output of the operation is complete, as [`Started::wait_for`].
     ///
     /// # Errors
     /// As [`Operation::run`].
-    pub fn wait_until(&mut self, limit: Deadline) -> Result<bool, Error> {
-        let start = self.start;
-        self.state()?.prepared.wait_until(start.epoch, Some(start.deadline), Some(limit))
+    pub fn wait_for(&mut self, limit: Duration) -> Result<bool, Error> {
+        let OpenStart { epoch, deadline, .. } = self.start;
+        let limit = Some(Deadline::after(limit));
+        self.state()?.prepared.wait_until(epoch, Some(deadline), limit)
     }
 
-    /// Waits until the output of the operation is complete, or until `part` passes, so that the
+    /// Waits until the output of the operation is complete, but at most for `part`, so that the
     /// caller can look at something else, such as signals, before it calls this again. Returns
     /// whether it is complete.
     ///
@@ -179,9 +179,9 @@ impl<T> OwnedStart<T> {
     ///
     /// # Errors
     /// As [`Operation::run`].
-    pub fn wait_part(&mut self, part: Deadline) -> Result<bool, Error> {
-        let start = self.start;
-        self.state()?.prepared.wait_part(start.epoch, Some(start.deadline), part)
+    pub fn wait_part(&mut self, part: Duration) -> Result<bool, Error> {
+        let OpenStart { epoch, deadline, .. } = self.start;
+        self.state()?.prepared.wait_part(epoch, Some(deadline), Deadline::after(part))
     }
 
     /// Returns whether the output of the operation is complete, without blocking.

@@ -11,9 +11,8 @@ use crate::error::Error;
 /// an [`Error`] by `?`, the memory stays in use until the group is dropped.
 ///
 /// ```
-/// # use peerlane_collectives::bootstrap::{Bootstrap, in_process};
-/// # use peerlane_collectives::group::Group;
-/// # use peerlane_host as host;
+/// # use peerlane::bootstrap::{Bootstrap, in_process};
+/// # use peerlane::{Group, host};
 /// # in_process::run(2, |bootstrap| {
 /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
 /// # let mut group = Group::open(bootstrap, fabric)?;

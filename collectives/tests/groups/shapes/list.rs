@@ -1,7 +1,7 @@
 //! Tests destinations: every rank has destinations of its own, in any order and with gaps.
 
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::Destination;
+use peerlane_collectives::group::{Destination, OutputPart};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::Rank;
 
@@ -49,14 +49,14 @@ fn gather(
         gather.run()?;
         let mut gathered = 0;
         for (rank, &len) in Rank::all(lens.len()).zip(lens) {
-            let block = gather.block(rank)?;
+            let block = gather.output_of(rank)?;
             assert_eq!(block.len(), len);
             check(block, rank, 0, start);
             gathered += len;
         }
         let mut untouched = 0;
         for (buffer, len) in buffer_lens.iter().enumerate() {
-            let bytes = gather.output_buffer(buffer)?;
+            let bytes = gather.output_of(OutputPart::Buffer(buffer))?;
             assert_eq!(bytes.len(), *len);
             untouched += bytes.iter().filter(|byte| **byte == UNTOUCHED).count();
         }
@@ -89,16 +89,18 @@ fn allocated_buffers_have_the_smallest_length() {
         let mut gather = group.all_gather::<f32>(&[4, 2]).destinations(&destinations).prepare()?;
         gather.input_mut()?.fill(me.0 as f32 + 1.0);
         gather.run()?;
-        let gathered = gather.received()?;
-        let blocks = (gathered.block(Rank(0))?, gathered.block(Rank(1))?);
+        let blocks = (gather.output_of(Rank(0))?, gather.output_of(Rank(1))?);
         assert_eq!(blocks, (&[1.0; 4][..], &[2.0; 2][..]));
         if me == Rank(0) {
-            assert_eq!(gather.output_buffer(0)?, [2.0; 2]);
-            assert_eq!(gather.output_buffer(1)?, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+            assert_eq!(gather.output_of(OutputPart::Buffer(0))?, [2.0; 2]);
+            assert_eq!(
+                gather.output_of(OutputPart::Buffer(1))?,
+                [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+            );
             let error = gather.output().unwrap_err();
             assert_eq!(
                 error.to_string(),
-                "the output consists of 2 buffers; use `block`, `tensor` or `output_buffer`"
+                "the output consists of 2 buffers; use `output_of` for one of them, a tensor or a block"
             );
         } else {
             assert_eq!(gather.output()?, [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]);

@@ -1,7 +1,7 @@
 //! Tests all-gathers of several tensors: several tensors at once, with any placement.
 
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{BlockLens, Operation};
+use peerlane_collectives::group::{BlockLens, Operation, OutputPart};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::Rank;
 
@@ -81,12 +81,16 @@ fn gather(
         }
         gather.run()?;
         for (tensor, lens) in lens.iter().enumerate() {
-            let whole = gather.tensor(tensor)?.to_vec();
+            let whole = gather.output_of(OutputPart::Tensor(tensor))?.to_vec();
             assert_eq!(whole.len(), lens.iter().sum::<usize>());
             let mut end = 0;
             for (rank, &len) in Rank::all(lens.len()).zip(lens) {
                 check(&whole[end..end + len], rank, tensor, start);
-                assert_eq!(gather.piece(tensor, rank)?, &whole[end..end + len], "{placement:?}");
+                assert_eq!(
+                    gather.output_of(OutputPart::Piece { tensor, rank })?,
+                    &whole[end..end + len],
+                    "{placement:?}"
+                );
                 end += len;
             }
         }
@@ -125,12 +129,12 @@ fn contiguous_tensors_follow_each_other() {
         input.copy_from_slice(&[1, 20, 21].map(|value| value + 100 * me as i32));
         gather.run()?;
         assert_eq!(gather.output()?, [1, 101, 20, 21, 120, 121]);
-        assert_eq!(gather.tensor(1)?, [20, 21, 120, 121]);
-        assert_eq!(gather.piece(1, Rank(1))?, [120, 121]);
-        let error = gather.block(Rank(1)).unwrap_err();
+        assert_eq!(gather.output_of(OutputPart::Tensor(1))?, [20, 21, 120, 121]);
+        assert_eq!(gather.output_of(OutputPart::Piece { tensor: 1, rank: Rank(1) })?, [120, 121]);
+        let error = gather.output_of(Rank(1)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "a block consists of 2 pieces, one of each tensor; use `piece` for each piece"
+            "a block consists of 2 pieces, one of each tensor; use `OutputPart::Piece` for each piece"
         );
         Ok(())
     });

@@ -1,6 +1,7 @@
 //! Tests `all_gather_v`: blocks of different lengths.
 
 use peerlane_collectives::error::Error;
+use peerlane_collectives::group::OutputPart;
 use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::Rank;
 
@@ -33,13 +34,13 @@ fn gather(
         let mut end = 0;
         for (rank, &len) in Rank::all(lens.len()).zip(lens) {
             check(&gather.output()?[end..end + len], rank, 0, start);
-            let block = gather.block(rank)?;
+            let block = gather.output_of(rank)?;
             assert_eq!(block.len(), len);
             check(block, rank, 0, start);
             end += len;
         }
         assert_eq!(gather.output()?.len(), end);
-        assert_eq!(gather.tensor(0)?.len(), end);
+        assert_eq!(gather.output_of(OutputPart::Tensor(0))?.len(), end);
     }
     Ok(())
 }
@@ -76,7 +77,7 @@ fn elements_larger_than_a_byte_keep_their_order() {
         let expected: Vec<f64> =
             (0..4).flat_map(|rank| vec![rank as f64 + 0.5; lens[rank]]).collect();
         assert_eq!(gather.output()?, expected);
-        assert_eq!(gather.block(Rank(3))?, [3.5; 40]);
+        assert_eq!(gather.output_of(Rank(3))?, [3.5; 40]);
         Ok(())
     });
 }
@@ -89,7 +90,7 @@ fn equal_blocks_can_be_read_one_by_one() {
         fill(gather.input_mut()?, me, 0, 0);
         gather.run()?;
         (0..3).map(Rank).try_for_each(|rank| {
-            check(gather.block(rank)?, rank, 0, 0);
+            check(gather.output_of(rank)?, rank, 0, 0);
             Ok(())
         })
     });

@@ -2,7 +2,7 @@
 
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{BlockLens, Destination, Group, Operation};
+use peerlane_collectives::group::{BlockLens, Destination, Group, Operation, OutputPart};
 use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::schedule::{self, Shape};
 use peerlane_collectives::topology::Topology;
@@ -30,7 +30,7 @@ fn rounds<T: Element + PartialEq>(
         }
         gather.run()?;
         for from in 0..ranks {
-            for (index, seen) in gather.block(Rank::at(from))?.iter().enumerate() {
+            for (index, seen) in gather.output_of(Rank::at(from))?.iter().enumerate() {
                 assert_eq!(*seen, value(round, from, index), "{from}.{index}, {report}");
             }
         }
@@ -139,7 +139,9 @@ fn every_shape_is_gathered_over_the_network() {
             }
             gather.run()?;
             for (tensor, len) in [3, 70].into_iter().enumerate() {
-                for (index, seen) in gather.tensor(tensor)?.iter().enumerate() {
+                for (index, seen) in
+                    gather.output_of(OutputPart::Tensor(tensor))?.iter().enumerate()
+                {
                     assert_eq!(*seen, (index / len * 10 + tensor) as i32, "{algorithm}");
                 }
             }
