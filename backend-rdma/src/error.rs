@@ -190,6 +190,7 @@ impl Error {
                 Fault::HostOutOfMemory { requested, available }
             }
             MappingError::Unsound { how } => Fault::Mismatch(how),
+            MappingError::Refused { why } => Fault::Argument(why),
         };
         fault.into()
     }

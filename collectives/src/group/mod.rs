@@ -7,7 +7,7 @@
 //! | run it many times | [`Operation::input_mut`], [`Operation::run`], [`Operation::output`] |
 //! | do something else meanwhile | [`Operation::start`] on the host, [`Operation::start_on`] on a stream |
 //! | change lengths and places between starts | [`OperationBuilder::resizable`] and [`Operation::resize`] |
-//! | share memory between operations | [`Group::window`], or [`Group::register`] for memory of your own |
+//! | share memory between operations | [`Group::window`], or [`Group::register`] and [`Group::register_descriptor`] for memory of your own |
 //! | send messages to single peers | [`Group::channel`] |
 //! | communicate in smaller groups, or go on without lost ranks | [`Group::split`], [`Group::shrink`] |
 //! | learn why a group has ended | [`Group::end`], [`Group::abort_record`] |
@@ -36,7 +36,7 @@
 // | `mod.rs`, `options.rs` | [`Group`], and the options with which it opens |
 // | `split.rs` | smaller groups over the fabrics of a group |
 // | `operation/` | operations: description, plan, preparation, starts |
-// | `window/`, `buffer.rs` | registered memory, shared by operations or given to one |
+// | `window/`, `buffer.rs`, `registration.rs` | registered memory, shared by operations or given to one |
 // | `agreement.rs` | the exchange in which all ranks compare what must be equal |
 // | `identity.rs` | the names of a group and of its ranks in errors |
 // | `call.rs`, `caller.rs` | the calls that ranks tell each other, and the threads that make them |
@@ -72,6 +72,7 @@ mod network;
 mod operation;
 mod options;
 mod refusal;
+mod registration;
 mod report;
 mod runtime;
 mod segment;
@@ -85,7 +86,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Role};
+use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, Rank};
 
 use agreement::{Offer, agree};
 pub use buffer::{Buffer, MemoryRange};
@@ -115,7 +116,6 @@ pub use window::{Unreleased, Window, WindowSlice, WindowSliceMut};
 use crate::bootstrap::Bootstrap;
 pub use crate::bootstrap::{AbortRecord, Cause};
 use crate::cost::Links;
-use crate::element::Element;
 use crate::error::Error;
 use crate::plan::Algorithm;
 use crate::topology::Topology;
@@ -285,62 +285,6 @@ impl Group {
                 Err(missing) => self.grow_heap(&missing, deadline)?,
             }
         }
-    }
-
-    /// Allocates zeroed, registered memory for `len` elements, which peers can write to.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`](peerlane_hal::ErrorKind::OutOfMemory).
-    pub fn allocate<T: Element>(&self, len: usize) -> Result<Buffer<T>, Error> {
-        let bytes = operation::bytes(T::DTYPE, "len", len)?;
-        let region = self.setup.fabric.memory().allocate(bytes, Role::Data);
-        region.map(Buffer::new).map_err(|error| Error::of_fabric("allocate a buffer", error))
-    }
-
-    /// Registers a slice of the caller, so that operations can use it as input or output.
-    ///
-    /// | memory | can be registered for |
-    /// | --- | --- |
-    /// | host memory, ranks are threads of one process, or a network fabric | everything |
-    /// | host memory, ranks are processes of one machine | input of all algorithms but `pull`; otherwise [`allocate`](Self::allocate), or [`Operation::run_with`] |
-    /// | `cuMemAlloc`, `hipMalloc` | everything |
-    /// | a stream-ordered pool, such as `cudaMallocAsync` | input of all algorithms but `pull`, output of `pull`; otherwise copy on the stream to [`Operation::input_memory`] |
-    ///
-    /// A whole arena of an allocator can be registered once: [`window_over`](Self::window_over) it, and prepare
-    /// [resizable](OperationBuilder::resizable) operations over the window.
-    ///
-    /// # Errors
-    /// If the fabric cannot register such memory.
-    ///
-    /// # Safety
-    /// The slice must stay allocated until the buffer and the operation that owns it are dropped on every rank. A
-    /// [`barrier`](Self::barrier) after the drops ensures this. A window over the buffer gives the memory back in
-    /// [`release`](Self::release) instead. If the group ends with an error, the slice must stay allocated until every rank
-    /// has dropped its group.
-    ///
-    /// Nobody may access the slice while an operation that uses it has an open start, or while a slice that the operation or
-    /// the window has returned is borrowed. At other times the caller may read and write it.
-    pub unsafe fn register<T: Element>(&self, slice: &mut [T]) -> Result<Buffer<T>, Error> {
-        // SAFETY: the caller's.
-        unsafe { self.register_at(std::ptr::NonNull::from(&mut *slice).cast(), slice.len()) }
-    }
-
-    /// Registers the caller's memory at an address, such as device memory that the host cannot access as a slice.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    ///
-    /// # Safety
-    /// As for [`register`](Self::register): `len` elements, starting at `base`.
-    pub unsafe fn register_at<T: Element>(
-        &self,
-        base: std::ptr::NonNull<u8>,
-        len: usize,
-    ) -> Result<Buffer<T>, Error> {
-        let bytes = operation::bytes(T::DTYPE, "len", len)?;
-        // SAFETY: the caller's.
-        let region = unsafe { self.setup.fabric.memory().register(base, bytes, Role::Data) };
-        region.map(Buffer::new).map_err(|error| Error::of_fabric("register a buffer", error))
     }
 
     /// Waits until every rank of the group has called `barrier`. Collective.

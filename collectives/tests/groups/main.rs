@@ -9,6 +9,7 @@
 //! | `closed_groups` | closed groups leave no descriptor and no memory behind; in a process of its own, because all of it counts |
 //! | `deaths` | the death of a rank is told while a child of it lives; the ranks are processes, because they fork and end |
 //! | `drivers` | the threads that look after groups are counted, in processes of their own |
+//! | `files` | files of the caller that cannot be registered, and what a registered one shows |
 //! | `group_end` | a caller that calls nothing else learns that its group has ended |
 //! | `heap` | operations use the blocks of the heap again; with a limit of descriptors in a process of its own |
 //! | `matrices` | ranges of columns of matrices, on engines with rows and without |
@@ -34,6 +35,7 @@ mod channel;
 mod closed_groups;
 mod deaths;
 mod drivers;
+mod files;
 mod group_end;
 mod heap;
 mod matrices;

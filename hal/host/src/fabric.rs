@@ -19,6 +19,7 @@ use peerlane_hal::{
     PeerMemory as _, Rank, Region as _, Role,
 };
 use peerlane_toolkit::handover::{Host, ProcessToken, Server};
+use peerlane_toolkit::mapping::LengthGuard;
 
 const ADDRESS_MAGIC: [u8; 4] = *b"PLRA";
 const ADDRESS_VERSION: u16 = 2;
@@ -143,7 +144,11 @@ impl Fabric {
             ));
         }
         Host::own().check_reaches(self.rank(), peer, &host)?;
-        let (role, access, bytes) = (Role::Flags, Access::Shared { head: 0 }, Doorbell::BYTES);
+        let (role, access, bytes) = (
+            Role::Flags,
+            Access::Shared { head: 0, guard: LengthGuard::Allocated },
+            Doorbell::BYTES,
+        );
         Ok(Key { process, generation, rank, role, access, bytes })
     }
 }

@@ -195,10 +195,11 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let found = handover::find::<Registration>(&claim).filter(|found| found.bytes == bytes);
         return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
     }
-    let Access::Shared { head } = key.access else {
+    let Access::Shared { head, guard } = key.access else {
         let why = format!(
             "rank {peer} registered its own memory instead of calling `allocate`, so only ranks of \
-             its process can import it; let rank {peer} allocate this memory with `allocate`"
+             its process can import it; let rank {peer} allocate this memory with `allocate`, or \
+             register a file that holds it with `register_descriptor`"
         );
         return Err(Error::PrivateMemory { peer, why });
     };
@@ -209,7 +210,7 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let how = format!("the peer sent {count} file descriptors for one region, expected 1");
         return Err(Error::PeerLost { peer, how });
     };
-    let mapped = Mapping::import(fd, head, bytes).map_err(Error::of_mapping(peer));
+    let mapped = Mapping::import(fd, head, bytes, guard).map_err(Error::of_mapping(peer));
     let (mapping, head) = mapped?;
     let backing = Backing::Mapped(mapping, head);
     Ok(Arc::new(Registration { backing, bytes, owner, role }))

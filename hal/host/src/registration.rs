@@ -50,8 +50,10 @@ impl Registration {
 
     pub(crate) fn access(&self) -> Access {
         match &self.backing {
-            Backing::Mapped(_, head) => Access::Shared { head: *head as u64 },
-            Backing::Span(_, span) => Access::Shared { head: span.head },
+            Backing::Mapped(mapping, head) => {
+                Access::Shared { head: *head as u64, guard: mapping.guard() }
+            }
+            Backing::Span(_, span) => Access::Shared { head: span.head, guard: span.guard() },
             Backing::Borrowed(_) => Access::Private,
         }
     }

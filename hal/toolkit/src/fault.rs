@@ -155,6 +155,7 @@ impl Fault {
                 Self::HostOutOfMemory { requested, available }
             }
             MappingError::Unsound { how } => Self::PeerLost { peer: owner, how },
+            MappingError::Refused { why } => Self::Argument(why),
         }
     }
 
@@ -262,6 +263,11 @@ mod tests {
                 mapped(MappingError::Unsound { how: how() }),
                 ErrorKind::PeerLost,
                 "connection to rank 3 lost: the socket failed",
+            ),
+            (
+                mapped(MappingError::Refused { why: "offset is 100 bytes".to_owned() }),
+                ErrorKind::InvalidArgument,
+                "offset is 100 bytes",
             ),
             (
                 Fault::QueueFull { queued: 9, room: 10, requested: 2 },

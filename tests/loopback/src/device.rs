@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::Rank;
-use peerlane_toolkit::mapping::{self, MappedSpan, Mapping};
+use peerlane_toolkit::mapping::{self, LengthGuard, MappedSpan, Mapping};
 
 use crate::Error;
 
@@ -51,8 +51,10 @@ impl Allocation {
         peer: Rank,
         descriptor: OwnedFd,
         (head, bytes): (u64, u64),
+        guard: LengthGuard,
     ) -> Result<(u64, Self), Error> {
-        let mapped = Mapping::import(descriptor, head, bytes).map_err(Error::of_mapping(peer));
+        let mapped = Mapping::import(descriptor, head, bytes, guard);
+        let mapped = mapped.map_err(Error::of_mapping(peer));
         let (mapping, offset) = mapped?;
         Ok((address(mapping.base()) + offset as u64, Self::Own(mapping)))
     }
@@ -62,6 +64,14 @@ impl Allocation {
         match self {
             Self::Own(_) => 0,
             Self::Part(part) => part.head,
+        }
+    }
+
+    /// Returns why the file of the memory keeps its length.
+    pub(crate) fn guard(&self) -> LengthGuard {
+        match self {
+            Self::Own(mapping) => mapping.guard(),
+            Self::Part(part) => part.guard(),
         }
     }
 

@@ -9,6 +9,7 @@ use peerlane_hal::{
     Deadline, DmaBuf, DynError, DynRegion, Flush, PeerMemory, Rank, Region, Role, Space,
 };
 use peerlane_toolkit::handover::{self, Claim, Entry, Handover, ProcessToken};
+use peerlane_toolkit::mapping::LengthGuard;
 use peerlane_toolkit::{EngineRegion, RegionBounds};
 
 use crate::device::{self, Allocation};
@@ -81,7 +82,7 @@ impl Registration {
             return Err(Error::PeerLost { peer, how });
         };
 
-        let (address, allocation) = Allocation::import(peer, descriptor, (head, bytes))?;
+        let (address, allocation) = Allocation::import(peer, descriptor, (head, bytes), key.guard)?;
         let allocation = Some(allocation);
         Ok(Arc::new(Self { address, bytes, owner: peer, role, allocation }))
     }
@@ -110,7 +111,8 @@ impl Local {
         let Registration { owner: rank, role, bytes, ref allocation, .. } = *self.registration;
         let (generation, process) = (self.entry.generation(), ProcessToken::own());
         let head = allocation.as_ref().map(Allocation::head);
-        Key { generation, process, rank, role, bytes, head }
+        let guard = allocation.as_ref().map_or(LengthGuard::Allocated, Allocation::guard);
+        Key { generation, process, rank, role, bytes, head, guard }
     }
 }
 

@@ -177,8 +177,8 @@ fn private_memory_is_not_for_other_processes() {
     };
     other.finish(deadline()).expect("it ends well");
     assert_snapshot!(format!("rank 0: {}\nrank 1: {there}", said(here)), @r"
-    rank 0: invalid argument, rank 1: cannot import the output of rank 1: memory of rank 1 cannot be imported: rank 1 registered its own memory instead of calling `allocate`, so only ranks of its process can import it; let rank 1 allocate this memory with `allocate`
-    rank 1: invalid argument, rank 0: cannot import the output of rank 0: memory of rank 0 cannot be imported: rank 0 registered its own memory instead of calling `allocate`, so only ranks of its process can import it; let rank 0 allocate this memory with `allocate`
+    rank 0: invalid argument, rank 1: cannot import the output of rank 1: memory of rank 1 cannot be imported: rank 1 registered its own memory instead of calling `allocate`, so only ranks of its process can import it; let rank 1 allocate this memory with `allocate`, or register a file that holds it with `register_descriptor`
+    rank 1: invalid argument, rank 0: cannot import the output of rank 0: memory of rank 0 cannot be imported: rank 0 registered its own memory instead of calling `allocate`, so only ranks of its process can import it; let rank 0 allocate this memory with `allocate`, or register a file that holds it with `register_descriptor`
     ");
 }
 

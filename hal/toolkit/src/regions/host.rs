@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Fault;
 use crate::device::{DevicePtr, Pointee, RegionDevice, backend_id};
-use crate::mapping::{self, MappedSpan, Mapping};
+use crate::mapping::{self, LengthGuard, MappedSpan, Mapping};
 use peerlane_hal::{BackendId, Rank, Role};
 
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +77,9 @@ enum Source {
     /// A memfd of another process, identified by its device and inode number, and the offset and length of the region
     /// in it.
     Peer((u64, u64), (u64, u64)),
+    /// A file of another process that its caller created. It is never a spare: after its release
+    /// the caller may remove its pages, which the device would still access.
+    CallerOfPeer,
 }
 
 struct Spare {
@@ -126,21 +129,26 @@ impl<D: RegionDevice> PinnedHost<D> {
         Self::register(context, mapping, 0, source)
     }
 
-    /// Maps and pins a part of a peer's memfd, which must hold the `bytes` bytes that begin `head` bytes after
-    /// its start.
+    /// Maps and pins a part of a peer's file, which must hold the `bytes` bytes that begin `head`
+    /// bytes after its start.
     pub(super) fn import(
         context: &Arc<D>,
         fd: OwnedFd,
         (head, bytes): (u64, u64),
+        guard: LengthGuard,
         peer: Rank,
     ) -> Result<Self, D::Error> {
         let file = mapping::file_id(&fd).map_err(Fault::of_mapping(peer))?;
-        let source = Source::Peer(file, (head, bytes));
+        let source = match guard {
+            LengthGuard::Allocated => Source::Peer(file, (head, bytes)),
+            LengthGuard::Sealed | LengthGuard::Promised => Source::CallerOfPeer,
+        };
         if let Some(spare) = take_spare::<D>(context, source) {
             let begin = (head % PAGE_BYTES as u64) as usize;
             return Ok(Self::new(source, spare, begin));
         }
-        let imported = Mapping::import(fd, head, bytes).map_err(Fault::of_mapping(peer));
+
+        let imported = Mapping::import(fd, head, bytes, guard).map_err(Fault::of_mapping(peer));
         let (mapping, begin) = imported?;
         Self::register(context, mapping, begin, source)
     }
@@ -238,10 +246,11 @@ const PAGE_BYTES: usize = 4096;
 #[derive(Debug)]
 pub(super) struct AdoptedHost {
     view: HostView,
-    /// The location in a memfd of this process, or `None` if the memory is not in a memfd.
-    span: Option<MappedSpan>,
     known: NonNull<u8>,
+    /// Dropped before `span`, because pages are unregistered before they are unmapped.
     _pages: Option<RegisteredPages>,
+    /// The location in a file that this process has mapped, or `None` if the memory is in none.
+    span: Option<MappedSpan>,
 }
 
 // SAFETY: it only names memory. The contract of the ops governs concurrent access.
@@ -306,8 +315,8 @@ impl AdoptedHost {
         Ok(device_pointer(reader, self.known)? + head as u64)
     }
 
-    pub(super) fn head(&self) -> Option<u64> {
-        self.span.as_ref().map(|span| span.head)
+    pub(super) fn span(&self) -> Option<&MappedSpan> {
+        self.span.as_ref()
     }
 
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {

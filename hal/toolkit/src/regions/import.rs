@@ -14,6 +14,7 @@ use super::key::{Access, Key};
 use super::registration::Registration;
 use crate::device::{DevicePtr, IpcHandle, RegionDevice, Vendor, backend_id};
 use crate::handover::{self, Claim, ProcessToken};
+use crate::mapping::LengthGuard;
 use crate::{EngineRegion, Fault, PeerRegion, RegionBounds};
 use peerlane_hal::{BackendId, Deadline, Generation, Rank, Role};
 
@@ -161,9 +162,10 @@ impl<D: RegionDevice> Memory<D> {
                 self.check_extent(peer, import.address(), *head, bytes)?;
                 (*head, import)
             }
-            Access::Host { head } => {
+            Access::Host { head, guard } => {
                 let identity = identity(Allocation::Registration(key.generation));
-                (0, Import::share(identity, || self.map_host(peer, fds, (*head, bytes)))?)
+                let open = || self.map_host(peer, fds, (*head, bytes), *guard);
+                (0, Import::share(identity, open)?)
             }
         };
         let address = import.address() + head;
@@ -198,6 +200,7 @@ impl<D: RegionDevice> Memory<D> {
         peer: Rank,
         fds: Vec<OwnedFd>,
         span: (u64, u64),
+        guard: LengthGuard,
     ) -> Result<Opened<D>, D::Error> {
         let count = fds.len();
         let Ok([fd]) = <[_; 1]>::try_from(fds) else {
@@ -206,7 +209,7 @@ impl<D: RegionDevice> Memory<D> {
             );
             return Err(Fault::PeerLost { peer, how }.into());
         };
-        Ok(Opened::Host(PinnedHost::import(&self.context, fd, span, peer)?))
+        Ok(Opened::Host(PinnedHost::import(&self.context, fd, span, guard, peer)?))
     }
 
     /// Rejects a remote key that claims more bytes than the allocation has, if the driver reports its

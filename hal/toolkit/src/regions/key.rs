@@ -15,11 +15,14 @@
 //! | 2, segments: bytes before the region, count, length of each | 8, 4, 8 each |
 //! | 3, IPC: bytes before the region, handle | 8, 64 |
 //! | 4, host memory: bytes before the region in its one descriptor | 8 |
+//! | 5, the same, in a file of the caller that is sealed against shrinking | 8 |
+//! | 6, the same, in a file of the caller, who has promised not to shorten it | 8 |
 
 use std::marker::PhantomData;
 
 use crate::device::{IpcHandle, Vendor};
 use crate::handover::{DESCRIPTORS_MAX, ProcessToken, role_number, role_of};
+use crate::mapping::LengthGuard;
 use peerlane_hal::Rank;
 use peerlane_hal::Role;
 use peerlane_hal::wire::{Reader, Writer};
@@ -82,6 +85,7 @@ pub(super) enum Access {
     Host {
         /// The offset of the region in the file in bytes.
         head: u64,
+        guard: LengthGuard,
     },
 }
 
@@ -115,7 +119,7 @@ impl<V: Vendor> RemoteKey for Key<V> {
                 segments.iter().fold(start, |start, bytes| start.u64(*bytes))
             }
             Access::Ipc { head, handle } => start.u32(3).u64(*head).bytes(&handle.0),
-            Access::Host { head } => start.u32(4).u64(*head),
+            Access::Host { head, guard } => start.u32(guard_number(*guard)).u64(*head),
         };
         let payload = payload.finish();
         Envelope { backend: V::BACKEND, generation: self.generation, payload: &payload }.seal()
@@ -149,6 +153,15 @@ impl<V: Vendor> RemoteKey for Key<V> {
     }
 }
 
+/// Returns the number of the access to host memory in a key.
+const fn guard_number(guard: LengthGuard) -> u32 {
+    match guard {
+        LengthGuard::Allocated => 4,
+        LengthGuard::Sealed => 5,
+        LengthGuard::Promised => 6,
+    }
+}
+
 fn field(field: &'static str, found: u64, expected: &'static str) -> KeyError {
     KeyError::Field { field, found, expected }
 }
@@ -163,19 +176,23 @@ fn read_access(reader: &mut Reader<'_>, role: Role, bytes: u64) -> Result<Access
             let head = read_head(reader)?;
             Ok(Access::Ipc { head, handle: IpcHandle(reader.array("IPC handle")?) })
         }
-        4 => {
-            let head = read_head(reader)?;
-            if role == Role::Flags && !head.is_multiple_of(size_of::<u64>() as u64) {
-                return Err(field(
-                    "bytes before the region",
-                    head,
-                    "a multiple of 8, because the region holds flags",
-                ));
-            }
-            Ok(Access::Host { head })
-        }
-        seen => Err(field("access", seen.into(), "0 to 4")),
+        4 => read_host(reader, role, LengthGuard::Allocated),
+        5 => read_host(reader, role, LengthGuard::Sealed),
+        6 => read_host(reader, role, LengthGuard::Promised),
+        seen => Err(field("access", seen.into(), "0 to 6")),
     }
+}
+
+fn read_host(reader: &mut Reader<'_>, role: Role, guard: LengthGuard) -> Result<Access, KeyError> {
+    let head = read_head(reader)?;
+    if role == Role::Flags && !head.is_multiple_of(size_of::<u64>() as u64) {
+        return Err(field(
+            "bytes before the region",
+            head,
+            "a multiple of 8, because the region holds flags",
+        ));
+    }
+    Ok(Access::Host { head, guard })
 }
 
 fn read_head(reader: &mut Reader<'_>) -> Result<u64, KeyError> {
@@ -265,13 +282,15 @@ mod tests {
         }
     }
 
-    fn keys() -> [Key; 5] {
+    fn keys() -> [Key; 7] {
         [
             key(0, Access::Nothing),
             key(5, Access::Private(PrivateReason::Pool)),
             key(30, Access::Segments { head: 9, segments: vec![10, 10, 19] }),
             key(7, Access::Ipc { head: 9, handle: IpcHandle([6; 64]) }),
-            key(5, Access::Host { head: 8 }),
+            key(5, Access::Host { head: 8, guard: LengthGuard::Allocated }),
+            key(6, Access::Host { head: 16, guard: LengthGuard::Sealed }),
+            key(7, Access::Host { head: 24, guard: LengthGuard::Promised }),
         ]
     }
 
@@ -296,6 +315,7 @@ mod tests {
     #[test]
     fn impossible_fields_are_named() {
         let segments = |head, segments| Access::Segments { head, segments };
+        let host = |head, guard| Access::Host { head, guard };
         for (bytes, access, text) in [
             (1, Access::Nothing, "region bytes"),
             (1 << 57, Access::Private(PrivateReason::Pool), "region bytes"),
@@ -311,8 +331,10 @@ mod tests {
                 Access::Ipc { head: u64::MAX, handle: IpcHandle([0; 64]) },
                 "bytes before the region",
             ),
-            (8, Access::Host { head: 1 << 57 }, "bytes before the region"),
-            (8, Access::Host { head: 4 }, "a multiple of 8, because the region holds flags"),
+            (8, host(1 << 57, LengthGuard::Allocated), "bytes before the region"),
+            (8, host(1 << 57, LengthGuard::Promised), "bytes before the region"),
+            (8, host(4, LengthGuard::Allocated), "a multiple of 8, because the region holds flags"),
+            (8, host(4, LengthGuard::Sealed), "a multiple of 8, because the region holds flags"),
         ] {
             let error = Key::decode(&key(bytes, access).encode()).unwrap_err().to_string();
             assert!(error.contains(text), "{error}, expected {text}");

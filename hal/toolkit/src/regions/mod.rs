@@ -11,6 +11,7 @@
 //! | mapped by the caller, such as expandable segments | a descriptor for every segment |
 //! | allocated by Peerlane, where a peer's device does not reach this one | host memory with a descriptor, mapped by each importer and registered with its driver |
 //! | host memory that another fabric has allocated, or host memory for flags | the descriptor that it was allocated with; memory of the caller itself cannot leave |
+//! | host memory in a file of the caller, mapped by [`Mapping::from_descriptor`](crate::mapping::Mapping::from_descriptor) | a duplicate of the caller's descriptor |
 //! | of a stream-ordered pool | it cannot leave; it can be the source of puts, and the target of puts of its own rank |
 //!
 //! Ranks of one process share addresses, so an import there only permits the importer's device to access the

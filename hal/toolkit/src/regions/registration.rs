@@ -16,6 +16,7 @@ use crate::Fault;
 use crate::deferred_free;
 use crate::device::{DevicePtr, Extent, IpcHandle, Pointee, RegionDevice, Vendor};
 use crate::handover::Handover;
+use crate::mapping::LengthGuard;
 use peerlane_hal::{DynError, Rank, Role};
 
 #[derive(Debug)]
@@ -44,10 +45,15 @@ enum Exported<D: RegionDevice> {
         head: u64,
         handle: IpcHandle,
     },
-    /// Host memory in a memfd; the region begins `head` bytes into the file.
+    /// Host memory in a file; the region begins `head` bytes into it.
     Host {
         head: u64,
+        guard: LengthGuard,
     },
+}
+
+impl<D: RegionDevice> Exported<D> {
+    const ALLOCATED_ON_HOST: Self = Self::Host { head: 0, guard: LengthGuard::Allocated };
 }
 
 /// Registered memory, which importers of the same process share.
@@ -107,7 +113,7 @@ impl<D: RegionDevice> Registration<D> {
         let pinned = PinnedHost::create(context, bytes, owner)?;
         let (context, address) = (Arc::clone(context), pinned.view().address);
         let (backing, exported) =
-            (Backing::Host(pinned), OnceLock::from(Exported::Host { head: 0 }));
+            (Backing::Host(pinned), OnceLock::from(Exported::ALLOCATED_ON_HOST));
         Ok(Self { context, address, bytes, owner, role, backing, exported })
     }
 
@@ -195,7 +201,7 @@ impl<D: RegionDevice> Registration<D> {
                 Access::Segments { head: *head, segments }
             }
             Some(Exported::Ipc { head, handle }) => Access::Ipc { head: *head, handle: *handle },
-            Some(Exported::Host { head }) => Access::Host { head: *head },
+            Some(Exported::Host { head, guard }) => Access::Host { head: *head, guard: *guard },
         })
     }
 
@@ -209,9 +215,9 @@ impl<D: RegionDevice> Registration<D> {
             Backing::Nothing => Ok(Exported::Nothing),
             // Exported when it was allocated.
             Backing::Mapped(_) => Ok(Exported::Private(PrivateReason::NoHandle)),
-            Backing::Host(_) => Ok(Exported::Host { head: 0 }),
-            Backing::Adopted(adopted) => Ok(match adopted.head() {
-                Some(head) => Exported::Host { head },
+            Backing::Host(_) => Ok(Exported::ALLOCATED_ON_HOST),
+            Backing::Adopted(adopted) => Ok(match adopted.span() {
+                Some(span) => Exported::Host { head: span.head, guard: span.guard() },
                 None => Exported::Private(PrivateReason::Host),
             }),
             Backing::Plain(plain) => ipc(plain.address()),
