@@ -35,6 +35,7 @@ static void bad_group(void *group, const char *word) {
     REFUSED(peerlane_group_destroy(group), word);
     REFUSED(peerlane_window_allocate(group, 8, &window), word);
     REFUSED(peerlane_window_over(group, text, sizeof text, &window), word);
+    REFUSED(peerlane_window_over_descriptor(group, -1, 0, 1, &window), word);
     REFUSED(peerlane_operation_prepare(group, &description, &operation), word);
     REFUSED(peerlane_channel_open(group, NULL, 1, &channel), "");
     EXPECT(part == NULL && window == NULL && operation == NULL && channel == NULL);

@@ -1,5 +1,8 @@
 /* Rank 1 gives arguments that the library refuses; the others get an error that names it, and all go on. */
+#define _GNU_SOURCE
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -79,6 +82,13 @@ static void windows(peerlane_group *group, peerlane_window *of_another) {
     REFUSED(peerlane_window_allocate(group, 64, ON_1(NULL, &window)), "window is NULL");
     REFUSED(peerlane_window_over(group, ON_1(NULL, memory), sizeof memory, &over), "memory is NULL");
     REFUSED(peerlane_window_over(group, memory, ON_1(SIZE_MAX, sizeof memory), &over), "");
+    int file = memfd_create("arena", MFD_CLOEXEC);
+    EXPECT(file >= 0 && ftruncate(file, 1 << 20) == 0);
+    REFUSED(peerlane_window_over_descriptor(group, ON_1(-1, file), 0, 64, &over), "descriptor is -1");
+    REFUSED(peerlane_window_over_descriptor(group, file, ON_1(100, 0), 64, &over), "offset is 100");
+    REFUSED(peerlane_window_over_descriptor(group, file, ON_1(1 << 20, 0), 64, &over), "has 1048576 bytes");
+    REFUSED(peerlane_window_over_descriptor(group, file, 0, 64, ON_1(NULL, &over)), "window is NULL");
+    EXPECT(close(file) == 0);
     CHECK(peerlane_window_allocate(group, 64, &window));
 
     peerlane_channel *channel;

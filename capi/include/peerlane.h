@@ -522,7 +522,7 @@ peerlane_status peerlane_window_allocate(peerlane_group *group,
 //
 // The memory must stay allocated until `peerlane_window_release` has returned `PEERLANE_STATUS_OK` on this rank, or until all ranks have
 // destroyed a group that has ended with an error. A release that has failed is not enough, nor is `peerlane_window_destroy`. On the
-// host backend it must be memory that other processes can map, unless the ranks are threads.
+// host backend it must be memory that other processes can map, unless the ranks are threads: see `peerlane_window_over_descriptor`.
 //
 // # Safety
 // `memory` has `bytes` bytes, which only operations and channels over the window access while they are open. `window` is NULL or
@@ -531,6 +531,25 @@ peerlane_status peerlane_window_over(peerlane_group *group,
                                      void *memory,
                                      size_t bytes,
                                      peerlane_window **window);
+
+// Opens a window over a part of a file of the caller, so that ranks in other processes can use it. Collective.
+//
+// The file is a memfd, or a file of /dev/shm or of a hugetlbfs, open for reading and writing. The part has `bytes` bytes, which is equal
+// on all ranks, from `offset` on, a multiple of the file's page size. The library maps it for itself, at the address that
+// `peerlane_window_memory` returns; the caller's own mapping of the file shows the same bytes. The descriptor may be closed after the
+// call. A memfd that can be sealed gets the seal F_SEAL_SHRINK, which lasts as long as the file.
+//
+// Until the memory is given back as described at `peerlane_window_over`, the file must not be shortened, and no hole may be punched into
+// it (`fallocate`, MADV_REMOVE): a process that accesses a page behind the end of the file is killed by SIGBUS.
+//
+// # Safety
+// `descriptor` is open or negative. The file keeps its pages as long as said above, and only operations and channels over the window
+// access the part while they are open. `window` is NULL or points to a handle.
+peerlane_status peerlane_window_over_descriptor(peerlane_group *group,
+                                                int descriptor,
+                                                uint64_t offset,
+                                                size_t bytes,
+                                                peerlane_window **window);
 
 // Writes the address and the size of the window on this rank; either may be NULL. The address is a device address on GPUs.
 //

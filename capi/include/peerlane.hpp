@@ -281,6 +281,12 @@ public:
         return Window(window);
     }
 
+    Window window_over_descriptor(int descriptor, std::uint64_t offset, std::size_t bytes) {
+        peerlane_window *window = nullptr;
+        check(peerlane_window_over_descriptor(get(), descriptor, offset, bytes, &window));
+        return Window(window);
+    }
+
     /// Gives the memory of a window back. If it throws, the window is as before, and the call can be repeated.
     void release(Window &window) {
         check(peerlane_window_release(get(), window.get()));

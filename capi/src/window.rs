@@ -1,6 +1,7 @@
 //! Windows: memory of every rank that operations and channels use.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
@@ -106,7 +107,7 @@ pub unsafe extern "C" fn peerlane_window_allocate(
 ///
 /// The memory must stay allocated until `peerlane_window_release` has returned `PEERLANE_STATUS_OK` on this rank, or until all ranks have
 /// destroyed a group that has ended with an error. A release that has failed is not enough, nor is `peerlane_window_destroy`. On the
-/// host backend it must be memory that other processes can map, unless the ranks are threads.
+/// host backend it must be memory that other processes can map, unless the ranks are threads: see `peerlane_window_over_descriptor`.
 ///
 /// # Safety
 /// `memory` has `bytes` bytes, which only operations and channels over the window access while they are open. `window` is NULL or
@@ -124,6 +125,44 @@ pub unsafe extern "C" fn peerlane_window_over(
                 .ok_or_else(|| Failure::argument("memory is NULL, expected an address"))?;
             // SAFETY: the contract of this function says that there are `bytes` bytes, who accesses them, and how long they stay.
             Ok(unsafe { group.register_at::<u8>(memory, bytes) }?)
+        };
+        // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
+        unsafe { open(group, window, register, Group::window_over) }
+    })
+}
+
+/// Opens a window over a part of a file of the caller, so that ranks in other processes can use it. Collective.
+///
+/// The file is a memfd, or a file of /dev/shm or of a hugetlbfs, open for reading and writing. The part has `bytes` bytes, which is equal
+/// on all ranks, from `offset` on, a multiple of the file's page size. The library maps it for itself, at the address that
+/// `peerlane_window_memory` returns; the caller's own mapping of the file shows the same bytes. The descriptor may be closed after the
+/// call. A memfd that can be sealed gets the seal F_SEAL_SHRINK, which lasts as long as the file.
+///
+/// Until the memory is given back as described at `peerlane_window_over`, the file must not be shortened, and no hole may be punched into
+/// it (`fallocate`, MADV_REMOVE): a process that accesses a page behind the end of the file is killed by SIGBUS.
+///
+/// # Safety
+/// `descriptor` is open or negative. The file keeps its pages as long as said above, and only operations and channels over the window
+/// access the part while they are open. `window` is NULL or points to a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_window_over_descriptor(
+    group: *mut GroupHandle,
+    descriptor: c_int,
+    offset: u64,
+    bytes: usize,
+    window: *mut *mut WindowHandle,
+) -> Status {
+    call(|| {
+        let register = |group: &Group| {
+            if descriptor < 0 {
+                return Err(Failure::argument(format!(
+                    "descriptor is {descriptor}, expected an open file descriptor"
+                )));
+            }
+            // SAFETY: it is not negative, and the contract of this function says that it is open then.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+            // SAFETY: the contract of this function says that the file keeps its pages, and who accesses them.
+            Ok(unsafe { group.register_descriptor::<u8>(descriptor, offset, bytes) }?)
         };
         // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
         unsafe { open(group, window, register, Group::window_over) }

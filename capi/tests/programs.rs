@@ -125,6 +125,13 @@ fn a_release_that_failed_is_tried_again() {
 }
 
 #[test]
+fn arenas_in_files_are_windows() {
+    for ranks in [2, 3] {
+        compile_and_run("arena.c", ranks);
+    }
+}
+
+#[test]
 fn windows_end_with_their_group() {
     compile_and_run("window_ends.c", 1);
 }
