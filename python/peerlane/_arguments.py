@@ -10,6 +10,8 @@ from peerlane._errors import InvalidArgument
 
 # The largest number of bytes or elements of an object.
 WHOLE_MAX = (1 << 63) - 1
+# The largest number of a file descriptor.
+DESCRIPTOR_MAX = (1 << 31) - 1
 _SHOWN_CHARS_MAX = 200
 # From here on, the library has no such time.
 _SECONDS_END = 1 << 63
@@ -34,6 +36,16 @@ def whole(name: str, value: Any, least: int = 0, most: int = WHOLE_MAX) -> int:
         bound = f" to {most}" if number is not None and number > most else ""
         raise InvalidArgument(f"{name} is {shown(value)}, expected a whole number from {least}{bound}")
     return number
+
+
+def file_number(name: str, file: Any) -> Any:
+    """Returns the descriptor of an argument that has one by `fileno()`, and other arguments as they are."""
+    if not hasattr(file, "fileno"):
+        return file
+    try:
+        return file.fileno()
+    except Exception as error:  # such as of a file that was closed
+        raise InvalidArgument(f"{name} is {shown(file)}, expected an open file or its descriptor: {error}") from error
 
 
 def wholes(name: str, values: Any, count: int | None = None) -> list[int]:

@@ -9,15 +9,21 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from peerlane import _native
-from peerlane._arguments import WHOLE_MAX, shown, whole, wholes
+from peerlane._arguments import DESCRIPTOR_MAX, WHOLE_MAX, file_number, shown, whole, wholes
 from peerlane._arrays import NUMPY_NAMES, dtype_name
 from peerlane._errors import InvalidArgument, names_call
 
 _OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
 _STARTS: weakref.WeakSet[Future] = weakref.WeakSet()
+
+
+class HasFileno(Protocol):
+    """An open file, such as that of `open`."""
+
+    def fileno(self) -> int: ...
 
 
 class Future:
@@ -272,8 +278,8 @@ class Group:
     def window_over(self, array: Any) -> Window:
         """Opens a window over memory of the caller, such as a tensor that `cudaMalloc` has allocated, of equal size on every rank. Collective.
 
-        The window keeps the array. On the host backend, the memory must be one that other processes can map, unless the ranks are threads. Memory of
-        PyTorch's caching allocator works if it is not `expandable_segments`.
+        The window keeps the array. On the host backend, the memory must be one that other processes can map, unless the ranks are threads: see
+        `window_over_descriptor`. Memory of PyTorch's caching allocator works if it is not `expandable_segments`.
         """
         from peerlane._arrays import view
 
@@ -282,6 +288,20 @@ class Group:
             if seen.unwritable is not None:
                 raise InvalidArgument(f"array {seen.unwritable}, expected one that can be written: other ranks write to a window")
         return Window(self._calls.arena.settled().window_over(seen.address, seen.nbytes), array)
+
+    def window_over_descriptor(self, descriptor: int | HasFileno, nbytes: int, offset: int = 0) -> Window:
+        """Opens a window over `nbytes` bytes of a file of the caller, of equal size on every rank, so that ranks in other processes can use them. Collective.
+
+        The file is a memfd, or a file of `/dev/shm` or of a hugetlbfs, opened for reading and writing; `descriptor` is its number, or an object with
+        `fileno()`. The part begins at `offset`, a multiple of the file's page size. An `mmap` of the program shows the same bytes. The file may be closed
+        after the call. A memfd that can be sealed gets the seal `F_SEAL_SHRINK`, which lasts as long as the file.
+
+        Until `release`, do not shorten the file and punch no holes into it: a process that accesses a page behind the end of the file is killed by `SIGBUS`.
+        """
+        with self._calls.checks():
+            number = whole("descriptor", file_number("descriptor", descriptor), most=DESCRIPTOR_MAX)
+            nbytes, offset = whole("nbytes", nbytes), whole("offset", offset)
+        return Window(self._calls.arena.settled().window_over_descriptor(number, nbytes, offset))
 
     def release(self, window: Window) -> None:
         """Gives the memory of a window back on every rank. Collective.

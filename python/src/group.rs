@@ -1,5 +1,7 @@
 //! Groups, windows and hubs.
 
+use std::fmt::Display;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -177,6 +179,27 @@ fn memory_of(address: &Bound<'_, PyAny>, nbytes: &Bound<'_, PyAny>) -> PyResult<
         return Err(invalid_argument("address is 0, expected memory of the caller"));
     }
     Ok((address, nbytes))
+}
+
+/// Returns a duplicate of a descriptor, which the caller may close while the call goes on, with the
+/// length and the place of a part of its file.
+fn file_of(
+    descriptor: &Bound<'_, PyAny>,
+    nbytes: &Bound<'_, PyAny>,
+    offset: &Bound<'_, PyAny>,
+) -> PyResult<(OwnedFd, usize, u64)> {
+    let number: usize = whole("descriptor", descriptor)?;
+    let nbytes: usize = whole("nbytes", nbytes)?;
+    let offset: usize = whole("offset", offset)?;
+    let refused = |why: &dyn Display| {
+        invalid_argument(format!("descriptor is {number}, expected that of an open file: {why}"))
+    };
+
+    let descriptor = RawFd::try_from(number).map_err(|error| refused(&error))?;
+    // SAFETY: it is not negative. Only the duplicate is used, which fails if it is not open.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    let file = borrowed.try_clone_to_owned().map_err(|error| refused(&error))?;
+    Ok((file, nbytes, offset as u64))
 }
 
 /// The lengths of blocks: equal, by rank, or what this rank sends and receives.
@@ -501,6 +524,27 @@ impl Group {
             let base = base.expect("the address is not 0");
             // SAFETY: the documentation of `Group.window_over` in Python requires it.
             let buffer = unsafe { group.register_at::<u8>(base, nbytes) };
+            match buffer {
+                Ok(buffer) => group.window_over(buffer),
+                Err(error) => Err(group.refuse(error)),
+            }
+        })?;
+        self.window(window).map_err(|error| raised(&error))
+    }
+
+    /// Opens a window over a part of a file of the caller, who keeps its pages until the window is
+    /// released.
+    fn window_over_descriptor(
+        &self,
+        py: Python<'_>,
+        descriptor: &Bound<'_, PyAny>,
+        nbytes: &Bound<'_, PyAny>,
+        offset: &Bound<'_, PyAny>,
+    ) -> PyResult<Window> {
+        let arguments = file_of(descriptor, nbytes, offset);
+        let window = self.collective(py, arguments, |group, (file, nbytes, offset)| {
+            // SAFETY: the documentation of `Group.window_over_descriptor` in Python requires it.
+            let buffer = unsafe { group.register_descriptor::<u8>(&file, offset, nbytes) };
             match buffer {
                 Ok(buffer) => group.window_over(buffer),
                 Err(error) => Err(group.refuse(error)),

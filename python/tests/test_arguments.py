@@ -1,5 +1,8 @@
 """Every argument of every public function refuses what it cannot be, by its name, and takes numbers of NumPy."""
 
+import mmap
+import os
+
 import numpy
 import pytest
 
@@ -70,12 +73,32 @@ def arguments(group):
     window = group.window(64)
     part = group.prepare("all-gather", "f32", 1, resizable=True, in_place=True, output=(window, 0))
     none_of_rank = [1, numpy.int64(1)]
+    arena = open(os.memfd_create("arena"), "r+b", buffering=0)
+    arena.truncate(2 * mmap.PAGESIZE)
     rows = [
         ("split: color", lambda it: closed(group.split(it)), NO_WHOLES, [*WHOLES, None]),
         ("split: key", lambda it: closed(group.split(0, it)), [*without(NO_WHOLES, int, numpy.int8), 1 << 64], [*WHOLES, -1]),
         ("subgroup: ranks", lambda it: closed(group.subgroup(it)), NO_LISTS, [[0], (0,), numpy.array([0]), range(1)]),
         ("window: nbytes", group.window, [*NO_WHOLES, None], WHOLES),
         ("window_over: array", group.window_over, [*NO_ARRAYS, None], [numpy.ones(8)]),
+        (
+            "window_over_descriptor: descriptor",
+            lambda it: group.release(group.window_over_descriptor(it, 8)),
+            [*NO_WHOLES, None, 1 << 31, 99_999],
+            [arena.fileno(), arena],
+        ),
+        (
+            "window_over_descriptor: nbytes",
+            lambda it: group.release(group.window_over_descriptor(arena, it)),
+            [*NO_WHOLES, None],
+            WHOLES,
+        ),
+        (
+            "window_over_descriptor: offset",
+            lambda it: group.release(group.window_over_descriptor(arena, 8, it)),
+            [*NO_WHOLES, None],
+            [0, mmap.PAGESIZE],
+        ),
         ("release: window", group.release, [*NO_WHOLES, None], []),
         ("exchange: data", group.exchange, without([*NO_WHOLES, None], bytes, list, tuple), [b"x"]),
         ("reserve: nbytes", group.reserve, [*NO_WHOLES, None], WHOLES),

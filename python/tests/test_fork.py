@@ -172,6 +172,7 @@ def calls_of(group, kept, future):
         "prepare": lambda: group.prepare("all-gather", "i64", 3),
         "window": lambda: group.window(64),
         "window_over": lambda: group.window_over(numpy.zeros(8)),
+        "window_over_descriptor": lambda: group.window_over_descriptor(0, 8),
         "release": lambda: group.release(window),
         "empty": lambda: group.empty(1 << 20),
         "reserve": lambda: group.reserve(1 << 30),
