@@ -1,9 +1,11 @@
 //! Gathers with inputs and outputs in memory that the caller allocated.
 
+use std::fs::File;
 use std::ptr::NonNull;
 
 use peerlane_collectives::group::Buffer;
 use peerlane_tests::Outcome;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::Case;
 use crate::support::data::{POISON, same, unexpected};
@@ -25,6 +27,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(Case::new("in place inside an allocation", in_place));
     cases.push(Case::new("both in one allocation", one_allocation));
     cases.push(Case::new("over several segments", segments));
+    cases.push(Case::new("files of the host", files_of_host));
     cases
 }
 
@@ -91,6 +94,21 @@ fn segments(test_rank: &mut TestRank) -> Outcome {
         buffer(test_rank, output.address + (unit - 777) as u64, total)?,
     ];
     gather(test_rank, buffers, block_bytes)
+}
+
+/// Parts of memfds, which the driver pins.
+fn files_of_host(test_rank: &mut TestRank) -> Outcome {
+    let register = |bytes: usize| {
+        let page = rustix::param::page_size() as u64;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create("arena", flags).expect("a memfd"));
+        file.set_len(page + bytes as u64).expect("a longer memfd");
+        // SAFETY: nobody else has the file, which keeps its pages.
+        let buffer = unsafe { test_rank.group.register_descriptor(&file, page, bytes) };
+        buffer.map_err(unexpected)
+    };
+    let buffers = [register(BLOCK_BYTES)?, register(BLOCK_BYTES * test_rank.ranks)?];
+    gather(test_rank, buffers, BLOCK_BYTES)
 }
 
 /// Registered memory of the caller's.
