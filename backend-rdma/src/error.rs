@@ -16,7 +16,7 @@ use rustix::io::Errno;
 pub struct VerbsStatus {
     /// The status as a number of `enum ibv_wc_status`.
     pub code: u32,
-    /// The text with which libibverbs describes the status.
+    /// The text of the status in libibverbs.
     pub text: String,
     /// The vendor-specific error code; 0 if there is none.
     pub vendor: u32,
@@ -62,7 +62,7 @@ pub enum Error {
     DeviceLost {
         /// The name of the device that was lost.
         device: Arc<str>,
-        /// The asynchronous event with which the device reported its failure.
+        /// The asynchronous event that reported the failure of the device.
         event: String,
     },
     /// Memory cannot be registered, because it cannot be locked for the NIC.
@@ -163,8 +163,8 @@ impl Error {
         Self::Verbs { call, device: Arc::clone(device), errno }
     }
 
-    /// Converts the return value of libibverbs, which is an `errno` with either sign, or -1 if the call set
-    /// `errno`.
+    /// Converts the return value of libibverbs, which is an `errno` with either sign, or -1 if the
+    /// call set `errno`.
     pub(crate) fn from_code(call: &'static str, device: &Arc<str>, code: i32) -> Self {
         match code {
             -1 => Self::last(call, device),
@@ -210,8 +210,11 @@ impl peerlane_hal::Error for Error {
                 Errno::NODEV | Errno::IO => ErrorKind::DeviceLost,
                 _ => ErrorKind::Other,
             },
+
             Self::Completion { status, .. } => kind_of(status),
             Self::DeviceLost { .. } | Self::Flush(_) => ErrorKind::DeviceLost,
+
+            // Memory is locked when it is registered, so the address is the caller's.
             Self::NotLocked { errno, .. } => match *errno {
                 Errno::NOMEM | Errno::AGAIN => ErrorKind::OutOfMemory,
                 Errno::FAULT | Errno::INVAL => ErrorKind::InvalidArgument,

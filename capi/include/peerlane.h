@@ -510,7 +510,8 @@ size_t peerlane_error_needed_bytes(void);
 // Returns the name of a status, such as `peer lost`. The text is constant.
 const char *peerlane_status_name(int32_t status);
 
-// Allocates a window of `bytes` bytes on every rank: device memory if the group uses GPUs. Collective.
+// Allocates a window of `bytes` bytes on every rank: device memory if the group uses GPUs.
+// Collective.
 //
 // # Safety
 // `window` is NULL or points to a handle.
@@ -518,40 +519,49 @@ peerlane_status peerlane_window_allocate(peerlane_group *group,
                                          size_t bytes,
                                          peerlane_window **window);
 
-// Opens a window over memory of the caller, such as an arena that `cuMemAlloc` has allocated, of equal size on every rank. Collective.
+// Opens a window over memory of the caller, such as an arena that `cuMemAlloc` has allocated, of
+// equal size on every rank. Collective.
 //
-// The memory must stay allocated until `peerlane_window_release` has returned `PEERLANE_STATUS_OK` on this rank, or until all ranks have
-// destroyed a group that has ended with an error. A release that has failed is not enough, nor is `peerlane_window_destroy`. On the
-// host backend it must be memory that other processes can map, unless the ranks are threads: see `peerlane_window_over_descriptor`.
+// The memory must stay allocated until `peerlane_window_release` has returned `PEERLANE_STATUS_OK`
+// on this rank, or until all ranks have destroyed a group that has ended with an error. A release
+// that has failed is not enough, nor is `peerlane_window_destroy`. On the host backend it must be
+// memory that other processes can map, unless the ranks are threads: see
+// `peerlane_window_over_descriptor`.
 //
 // # Safety
-// `memory` has `bytes` bytes, which only operations and channels over the window access while they are open. `window` is NULL or
-// points to a handle.
+// `memory` has `bytes` bytes, which only operations and channels over the window access while they
+// are open. `window` is NULL or points to a handle.
 peerlane_status peerlane_window_over(peerlane_group *group,
                                      void *memory,
                                      size_t bytes,
                                      peerlane_window **window);
 
-// Opens a window over a part of a file of the caller, so that ranks in other processes can use it. Collective.
+// Opens a window over a part of a file of the caller, so that ranks in other processes can use it.
+// Collective.
 //
-// The file is a memfd, or a file of /dev/shm or of a hugetlbfs, open for reading and writing. The part has `bytes` bytes, which is equal
-// on all ranks, from `offset` on, a multiple of the file's page size. The library maps it for itself, at the address that
-// `peerlane_window_memory` returns; the caller's own mapping of the file shows the same bytes. The descriptor may be closed after the
-// call. A memfd that can be sealed gets the seal F_SEAL_SHRINK, which lasts as long as the file.
+// The file is a memfd, or a file of /dev/shm or of a hugetlbfs, open for reading and writing. The
+// part has `bytes` bytes, which is equal on all ranks, from `offset` on, a multiple of the file's
+// page size. The library maps it for itself, at the address that `peerlane_window_memory` returns;
+// the caller's own mapping of the file shows the same bytes. The descriptor may be closed after
+// the call. A memfd that can be sealed gets the seal F_SEAL_SHRINK, which lasts as long as the
+// file.
 //
-// Until the memory is given back as described at `peerlane_window_over`, the file must not be shortened, and no hole may be punched into
-// it (`fallocate`, MADV_REMOVE): a process that accesses a page behind the end of the file is killed by SIGBUS.
+// Until the memory is given back as described at `peerlane_window_over`, the file must not be
+// shortened, and no hole may be punched into it (`fallocate`, MADV_REMOVE): a process that
+// accesses a page behind the end of the file is killed by SIGBUS.
 //
 // # Safety
-// `descriptor` is open or negative. The file keeps its pages as long as said above, and only operations and channels over the window
-// access the part while they are open. `window` is NULL or points to a handle.
+// `descriptor` is open or negative. The file keeps its pages as long as said above, and only
+// operations and channels over the window access the part while they are open. `window` is NULL or
+// points to a handle.
 peerlane_status peerlane_window_over_descriptor(peerlane_group *group,
                                                 int descriptor,
                                                 uint64_t offset,
                                                 size_t bytes,
                                                 peerlane_window **window);
 
-// Writes the address and the size of the window on this rank; either may be NULL. The address is a device address on GPUs.
+// Writes the address and the size of the window on this rank; either may be NULL. The address is a
+// device address on GPUs.
 //
 // # Safety
 // `address` and `bytes` are NULL or point to such values.
@@ -559,19 +569,20 @@ peerlane_status peerlane_window_memory(const peerlane_window *window,
                                        void **address,
                                        size_t *bytes);
 
-// Gives the memory of a window back on all ranks and destroys its handle. Collective. Destroy its operations and channels before.
+// Ends the use of a window on all ranks, so that its memory is free again, and destroys its
+// handle. Collective. Destroy its operations and channels before.
 //
-// If it fails, nothing has changed on any rank: the handle stays valid, the memory stays in use, and the call can be repeated, for
-// example after the operation that still uses the window has been destroyed. Once the group has ended with an error, no release
-// succeeds any more; then destroy the window.
-peerlane_status peerlane_window_release(peerlane_group *group,
-                                        peerlane_window *window);
+// If it fails, nothing has changed on any rank: the handle stays valid, the memory stays in use,
+// and the call can be repeated, for example after the operation that still uses the window has
+// been destroyed. Once the group has ended with an error, no release succeeds any more; then
+// destroy the window.
+peerlane_status peerlane_window_release(peerlane_group *group, peerlane_window *window);
 
 // Destroys the handle of a window without the other ranks, which can still use the window.
 //
-// The memory on this rank stays allocated until the group has been closed or destroyed, and until the operations over the window have
-// been destroyed; `peerlane_window_release` gives it back earlier. Closing or destroying a group destroys the handles of its
-// windows, too.
+// The memory on this rank stays allocated until the group has been closed or destroyed, and until
+// the operations over the window have been destroyed; `peerlane_window_release` gives it back
+// earlier. Closing or destroying a group destroys the handles of its windows, too.
 peerlane_status peerlane_window_destroy(peerlane_window *window);
 
 #ifdef __cplusplus

@@ -72,10 +72,12 @@ unsafe fn open<A>(
         cleared?;
         arguments(of_group)
     };
-    // The window has its handle before another thread can close the group, which removes the handles of its windows.
+    // The window has its handle before another thread can close the group, which removes the
+    // handles of its windows.
     GROUPS.get(group)?.collective(checked, |of_group, arguments| {
         let window = Mutex::new(Some(body(of_group, arguments)?));
-        // SAFETY: the contract of this function says that `to` is valid for writes; NULL has been refused.
+        // SAFETY: the contract of this function says that `to` is valid for writes; NULL has been
+        // refused.
         unsafe { WINDOWS.give(WindowObject { window, group }, to) }
     })
 }
@@ -87,7 +89,8 @@ pub(crate) fn drop_windows(group: usize) {
     }
 }
 
-/// Allocates a window of `bytes` bytes on every rank: device memory if the group uses GPUs. Collective.
+/// Allocates a window of `bytes` bytes on every rank: device memory if the group uses GPUs.
+/// Collective.
 ///
 /// # Safety
 /// `window` is NULL or points to a handle.
@@ -103,15 +106,18 @@ pub unsafe extern "C" fn peerlane_window_allocate(
     })
 }
 
-/// Opens a window over memory of the caller, such as an arena that `cuMemAlloc` has allocated, of equal size on every rank. Collective.
+/// Opens a window over memory of the caller, such as an arena that `cuMemAlloc` has allocated, of
+/// equal size on every rank. Collective.
 ///
-/// The memory must stay allocated until `peerlane_window_release` has returned `PEERLANE_STATUS_OK` on this rank, or until all ranks have
-/// destroyed a group that has ended with an error. A release that has failed is not enough, nor is `peerlane_window_destroy`. On the
-/// host backend it must be memory that other processes can map, unless the ranks are threads: see `peerlane_window_over_descriptor`.
+/// The memory must stay allocated until `peerlane_window_release` has returned `PEERLANE_STATUS_OK`
+/// on this rank, or until all ranks have destroyed a group that has ended with an error. A release
+/// that has failed is not enough, nor is `peerlane_window_destroy`. On the host backend it must be
+/// memory that other processes can map, unless the ranks are threads: see
+/// `peerlane_window_over_descriptor`.
 ///
 /// # Safety
-/// `memory` has `bytes` bytes, which only operations and channels over the window access while they are open. `window` is NULL or
-/// points to a handle.
+/// `memory` has `bytes` bytes, which only operations and channels over the window access while they
+/// are open. `window` is NULL or points to a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_window_over(
     group: *mut GroupHandle,
@@ -123,7 +129,8 @@ pub unsafe extern "C" fn peerlane_window_over(
         let register = |group: &Group| {
             let memory = NonNull::new(memory.cast::<u8>())
                 .ok_or_else(|| Failure::argument("memory is NULL, expected an address"))?;
-            // SAFETY: the contract of this function says that there are `bytes` bytes, who accesses them, and how long they stay.
+            // SAFETY: the contract of this function says that there are `bytes` bytes, who accesses
+            // them, and how long they stay.
             Ok(unsafe { group.register_at::<u8>(memory, bytes) }?)
         };
         // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
@@ -131,19 +138,24 @@ pub unsafe extern "C" fn peerlane_window_over(
     })
 }
 
-/// Opens a window over a part of a file of the caller, so that ranks in other processes can use it. Collective.
+/// Opens a window over a part of a file of the caller, so that ranks in other processes can use it.
+/// Collective.
 ///
-/// The file is a memfd, or a file of /dev/shm or of a hugetlbfs, open for reading and writing. The part has `bytes` bytes, which is equal
-/// on all ranks, from `offset` on, a multiple of the file's page size. The library maps it for itself, at the address that
-/// `peerlane_window_memory` returns; the caller's own mapping of the file shows the same bytes. The descriptor may be closed after the
-/// call. A memfd that can be sealed gets the seal F_SEAL_SHRINK, which lasts as long as the file.
+/// The file is a memfd, or a file of /dev/shm or of a hugetlbfs, open for reading and writing. The
+/// part has `bytes` bytes, which is equal on all ranks, from `offset` on, a multiple of the file's
+/// page size. The library maps it for itself, at the address that `peerlane_window_memory` returns;
+/// the caller's own mapping of the file shows the same bytes. The descriptor may be closed after
+/// the call. A memfd that can be sealed gets the seal F_SEAL_SHRINK, which lasts as long as the
+/// file.
 ///
-/// Until the memory is given back as described at `peerlane_window_over`, the file must not be shortened, and no hole may be punched into
-/// it (`fallocate`, MADV_REMOVE): a process that accesses a page behind the end of the file is killed by SIGBUS.
+/// Until the memory is given back as described at `peerlane_window_over`, the file must not be
+/// shortened, and no hole may be punched into it (`fallocate`, MADV_REMOVE): a process that
+/// accesses a page behind the end of the file is killed by SIGBUS.
 ///
 /// # Safety
-/// `descriptor` is open or negative. The file keeps its pages as long as said above, and only operations and channels over the window
-/// access the part while they are open. `window` is NULL or points to a handle.
+/// `descriptor` is open or negative. The file keeps its pages as long as said above, and only
+/// operations and channels over the window access the part while they are open. `window` is NULL or
+/// points to a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_window_over_descriptor(
     group: *mut GroupHandle,
@@ -159,9 +171,11 @@ pub unsafe extern "C" fn peerlane_window_over_descriptor(
                     "descriptor is {descriptor}, expected an open file descriptor"
                 )));
             }
-            // SAFETY: it is not negative, and the contract of this function says that it is open then.
+            // SAFETY: it is not negative, and the contract of this function says that it is open
+            // then.
             let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-            // SAFETY: the contract of this function says that the file keeps its pages, and who accesses them.
+            // SAFETY: the contract of this function says that the file keeps its pages, and who
+            // accesses them.
             Ok(unsafe { group.register_descriptor::<u8>(descriptor, offset, bytes) }?)
         };
         // SAFETY: the contract of this function says that `window` is NULL or points to a handle.
@@ -169,7 +183,8 @@ pub unsafe extern "C" fn peerlane_window_over_descriptor(
     })
 }
 
-/// Writes the address and the size of the window on this rank; either may be NULL. The address is a device address on GPUs.
+/// Writes the address and the size of the window on this rank; either may be NULL. The address is a
+/// device address on GPUs.
 ///
 /// # Safety
 /// `address` and `bytes` are NULL or point to such values.
@@ -182,7 +197,8 @@ pub unsafe extern "C" fn peerlane_window_memory(
     call(|| {
         WINDOWS.get(window.addr())?.with(|window| {
             let memory = window.memory(0..window.len())?;
-            // SAFETY: the contract of this function says that both are NULL or point to such values.
+            // SAFETY: the contract of this function says that both are NULL or point to such
+            // values.
             unsafe { write(&memory, address, bytes) };
             Ok(())
         })
@@ -199,20 +215,24 @@ pub(crate) unsafe fn write(
     bytes: *mut usize,
 ) {
     if !address.is_null() {
-        // SAFETY: it is not NULL, and the contract of this function says that it is valid for writes then.
+        // SAFETY: it is not NULL, and the contract of this function says that it is valid for
+        // writes then.
         unsafe { address.write(memory.base.as_ptr().cast()) };
     }
     if !bytes.is_null() {
-        // SAFETY: it is not NULL, and the contract of this function says that it is valid for writes then.
+        // SAFETY: it is not NULL, and the contract of this function says that it is valid for
+        // writes then.
         unsafe { bytes.write(usize::try_from(memory.bytes).unwrap_or(usize::MAX)) };
     }
 }
 
-/// Gives the memory of a window back on all ranks and destroys its handle. Collective. Destroy its operations and channels before.
+/// Ends the use of a window on all ranks, so that its memory is free again, and destroys its
+/// handle. Collective. Destroy its operations and channels before.
 ///
-/// If it fails, nothing has changed on any rank: the handle stays valid, the memory stays in use, and the call can be repeated, for
-/// example after the operation that still uses the window has been destroyed. Once the group has ended with an error, no release
-/// succeeds any more; then destroy the window.
+/// If it fails, nothing has changed on any rank: the handle stays valid, the memory stays in use,
+/// and the call can be repeated, for example after the operation that still uses the window has
+/// been destroyed. Once the group has ended with an error, no release succeeds any more; then
+/// destroy the window.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_window_release(
     group: *mut GroupHandle,
@@ -230,9 +250,9 @@ pub extern "C" fn peerlane_window_release(
 
 /// Destroys the handle of a window without the other ranks, which can still use the window.
 ///
-/// The memory on this rank stays allocated until the group has been closed or destroyed, and until the operations over the window have
-/// been destroyed; `peerlane_window_release` gives it back earlier. Closing or destroying a group destroys the handles of its
-/// windows, too.
+/// The memory on this rank stays allocated until the group has been closed or destroyed, and until
+/// the operations over the window have been destroyed; `peerlane_window_release` gives it back
+/// earlier. Closing or destroying a group destroys the handles of its windows, too.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_window_destroy(window: *mut WindowHandle) -> Status {
     call(|| {

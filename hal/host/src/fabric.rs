@@ -1,7 +1,8 @@
-//! Implements the fabric of the host backend, which connects the ranks of a machine through shared memory.
+//! Implements the fabric of the host backend, which connects the ranks of a machine through shared
+//! memory.
 //!
-//! An address names the host, the process and the rank's doorbell, a small region on which parked ranks sleep.
-//! `connect` imports that doorbell.
+//! An address names the host, the process and the rank's doorbell, a small region on which parked
+//! ranks sleep. `connect` imports that doorbell.
 
 use std::sync::{Arc, Mutex};
 
@@ -42,8 +43,8 @@ impl Fabric {
     /// Opens the fabric of rank `rank` in a group of `ranks` ranks.
     ///
     /// # Errors
-    /// Returns [`Error::Argument`] if there is no such rank, and [`Error::System`] if the system has no
-    /// shared memory.
+    /// Returns [`Error::Argument`] if there is no such rank, and [`Error::System`] if the system
+    /// has no shared memory.
     pub fn open(rank: Rank, ranks: usize) -> Result<Self, Error> {
         Self::open_with(rank, ranks, Options::default())
     }
@@ -55,12 +56,14 @@ impl Fabric {
     pub fn open_with(rank: Rank, ranks: usize, options: Options) -> Result<Self, Error> {
         check_rank(rank, ranks)?;
         options.check()?;
+
         let server = Server::enter().map_err(Error::of_handover(rank, 0))?;
         let doorbell_region = Local::allocate(rank, Doorbell::BYTES, Role::Flags)?;
         let doorbell = Doorbell::of(doorbell_region.share());
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
         let memory = Memory { rank, peers };
         let queued_engines = Arc::default();
+
         Ok(Self {
             ranks,
             options,
@@ -72,8 +75,8 @@ impl Fabric {
         })
     }
 
-    /// Opens a second fabric of this rank, with its own options and connections. The two share one doorbell:
-    /// an engine of one that parks is also woken by signals that arrive over the other.
+    /// Opens a second fabric of this rank, with its own options and connections. The two share one
+    /// doorbell: an engine of one that parks is also woken by signals that arrive over the other.
     ///
     /// # Errors
     /// As [`open_with`](Self::open_with).
@@ -86,11 +89,14 @@ impl Fabric {
         let server = Server::enter().map_err(Error::of_handover(rank, 0))?;
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
         let memory = Memory { rank, peers };
+
+        // Both fabrics of the rank have the doorbell, each with a registration of its own.
         let base = self.doorbell_region.base();
         // SAFETY: the doorbell keeps the memory allocated, and it is accessed as atomics only.
         let doorbell_region = unsafe { memory.register(base, Doorbell::BYTES, Role::Flags) }?;
         let doorbell = Arc::clone(&self.doorbell);
         let queued_engines = Arc::clone(&self.queued_engines);
+
         Ok(Self {
             ranks,
             options,
@@ -200,6 +206,7 @@ unsafe impl FabricTrait for Fabric {
                 self.ranks
             )));
         }
+
         let key = self.parse_address(peer, address)?;
         let doorbell = match super::memory::open(peer, &key, deadline) {
             Err(Error::Freed { .. }) => {

@@ -68,7 +68,8 @@ impl Local {
         self.registration.role
     }
 
-    /// Returns a pointer to byte `offset` of the region, which the caller has checked to be in bounds.
+    /// Returns a pointer to byte `offset` of the region, which the caller has checked to be in
+    /// bounds.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }
@@ -98,8 +99,8 @@ unsafe impl Region for Local {
         (self.role() == Role::Flags).then(|| {
             let words = self.registration.bytes / WORD_BYTES;
             let words = usize::try_from(words).expect("a mapped region fits the address space");
-            // SAFETY: `register` checked the alignment of flags and made their lifetime the caller's duty;
-            // engines access flags as atomics only.
+            // SAFETY: `register` checked the alignment of flags and made their lifetime the
+            // caller's duty; engines access flags as atomics only.
             unsafe { std::slice::from_raw_parts(self.base().as_ptr().cast(), words) }
         })
     }
@@ -119,7 +120,8 @@ unsafe impl Region for Local {
     }
 }
 
-// SAFETY: length and role are those of the registration, which `self` keeps and which has checked the alignment of flags.
+// SAFETY: length and role are those of the registration, which `self` keeps and which has checked
+// the alignment of flags.
 unsafe impl RegionBounds for Local {
     fn bytes(&self) -> u64 {
         self.registration.bytes
@@ -141,7 +143,8 @@ unsafe impl EngineRegion for Local {
     }
 }
 
-// SAFETY: length and role are those of the registration, which `self` keeps and which has checked the alignment of flags.
+// SAFETY: length and role are those of the registration, which `self` keeps and which has checked
+// the alignment of flags.
 unsafe impl RegionBounds for Remote {
     fn bytes(&self) -> u64 {
         self.registration.bytes
@@ -164,7 +167,8 @@ unsafe impl EngineRegion for Remote {
 }
 
 impl Remote {
-    /// Returns a pointer to byte `offset` of the region, which the caller has checked to be in bounds.
+    /// Returns a pointer to byte `offset` of the region, which the caller has checked to be in
+    /// bounds.
     pub(super) fn pointer(&self, offset: u64) -> *mut u8 {
         self.registration.pointer(offset)
     }
@@ -188,6 +192,8 @@ impl fmt::Debug for Remote {
     }
 }
 
+/// Opens the memory that a key names: finds its registration if it is of this process, and
+/// otherwise maps the file that the process of the peer sends.
 pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Registration>, Error> {
     let (bytes, owner, role) = (key.bytes, peer, key.role);
     let claim = Claim { backend: BackendId::HOST, generation: key.generation, owner, role };
@@ -195,6 +201,7 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let found = handover::find::<Registration>(&claim).filter(|found| found.bytes == bytes);
         return found.ok_or(Error::Freed { peer, generation: key.generation.0 });
     }
+
     let Access::Shared { head, guard } = key.access else {
         let why = format!(
             "rank {peer} registered its own memory instead of calling `allocate`, so only ranks of \
@@ -203,6 +210,7 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         );
         return Err(Error::PrivateMemory { peer, why });
     };
+
     let fds = handover::ask(key.process, &claim, deadline)
         .map_err(Error::of_handover(peer, key.generation.0))?;
     let count = fds.len();
@@ -210,6 +218,7 @@ pub(super) fn open(peer: Rank, key: &Key, deadline: Deadline) -> Result<Arc<Regi
         let how = format!("the peer sent {count} file descriptors for one region, expected 1");
         return Err(Error::PeerLost { peer, how });
     };
+
     let mapped = Mapping::import(fd, head, bytes, guard).map_err(Error::of_mapping(peer));
     let (mapping, head) = mapped?;
     let backing = Backing::Mapped(mapping, head);

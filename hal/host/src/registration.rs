@@ -27,8 +27,8 @@ pub(crate) struct Registration {
     pub(crate) role: Role,
 }
 
-// SAFETY: a registration only names memory. The contracts of the ops and of `register` govern concurrent
-// access.
+// SAFETY: a registration only names memory. The contracts of the ops and of `register` govern
+// concurrent access.
 unsafe impl Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}
@@ -42,7 +42,8 @@ impl Registration {
         }
     }
 
-    /// Returns a pointer to byte `offset` of the region, which the caller has checked to be in bounds.
+    /// Returns a pointer to byte `offset` of the region, which the caller has checked to be in
+    /// bounds.
     pub(crate) fn pointer(&self, offset: u64) -> *mut u8 {
         // The offset lies in a mapped region, so it fits.
         self.base().as_ptr().wrapping_add(offset as usize)

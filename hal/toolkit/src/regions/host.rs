@@ -1,19 +1,21 @@
 //! Manages host memory that every process of the host can map and every device can access.
 //!
-//! Memory that is allocated here is a sealed memfd, mapped and registered with the driver. It connects
-//! devices that do not reach each other: a put goes over PCI Express to the host, and the reader fetches it
-//! from there.
+//! Memory that is allocated here is a sealed memfd, mapped and registered with the driver. It
+//! connects devices that do not reach each other: a put goes over PCI Express to the host, and the
+//! reader fetches it from there.
 //!
-//! Host memory of the caller is registered where it is: flags that several fabrics of a rank share, and memory
-//! that another fabric of the process has allocated. The driver takes whole pages and takes none twice, so
-//! registrations of this process share them: the memory of one mapping is one registration, and memory that
-//! the driver knows already, such as that of `cudaMallocHost` or `hipHostMalloc`, is used as it is.
+//! Host memory of the caller is registered where it is: flags that several fabrics of a rank share,
+//! and memory that another fabric of the process has allocated. The driver takes whole pages and
+//! takes none twice, so registrations of this process share them: the memory of one mapping is one
+//! registration, and memory that the driver knows already, such as that of `cudaMallocHost` or
+//! `hipHostMalloc`, is used as it is.
 //!
 //! # Spare memory
-//! Flags of operations that can be recorded into graphs are in host memory, so that the host can release a
-//! graph. To unregister them waits for every stream of the context, including one that waits for a peer, and
-//! holds up the calls that would release that stream. So a dropped region leaves short memory registered, for
-//! the next region of that length, or for the next import of the same memory of the peer.
+//! Flags of operations that can be recorded into graphs are in host memory, so that the host can
+//! release a graph. To unregister them waits for every stream of the context, including one that
+//! waits for a peer, and holds up the calls that would release that stream. So a dropped region
+//! leaves short memory registered, for the next region of that length, or for the next import of
+//! the same memory of the peer.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -38,6 +40,8 @@ impl HostView {
         self.address == self.base.as_ptr() as DevicePtr
     }
 
+    /// Copies bytes to the memory, `offset` bytes after its begin.
+    ///
     /// # Safety
     /// The bytes to write are inside the memory, and nobody else accesses them.
     pub(super) unsafe fn write(self, offset: u64, bytes: &[u8]) {
@@ -46,6 +50,8 @@ impl HostView {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
+    /// Copies bytes from the memory, `offset` bytes after its begin.
+    ///
     /// # Safety
     /// The bytes to read are inside the memory, and nobody writes them.
     pub(super) unsafe fn read(self, offset: u64, bytes: &mut [u8]) {
@@ -74,8 +80,8 @@ static SPARES: Mutex<Vec<Spare>> = Mutex::new(Vec::new());
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Own(u64),
-    /// A memfd of another process, identified by its device and inode number, and the offset and length of the region
-    /// in it.
+    /// A memfd of another process, identified by its device and inode number, and the offset and
+    /// length of the region in it.
     Peer((u64, u64), (u64, u64)),
     /// A file of another process that its caller created. It is never a spare: after its release
     /// the caller may remove its pages, which the device would still access.
@@ -85,7 +91,8 @@ enum Source {
 struct Spare {
     source: Source,
     backend: BackendId,
-    /// The numbers of the context and of the driver's allocation, by which a destroyed context is detected.
+    /// The numbers of the context and of the driver's allocation, by which a destroyed context is
+    /// detected.
     numbers: (usize, u64),
     pinned: Box<dyn Any + Send>,
 }
@@ -101,8 +108,8 @@ impl<D: RegionDevice> Drop for RegisteredMapping<D> {
     fn drop(&mut self) {
         // An error means that the device is lost; the pages belong to the process.
         let Ok(_current) = self.context.enter_relaxed() else { return };
-        // SAFETY: registered once by `PinnedHost::register`, and no longer in use: the region is dropped, and
-        // the contract of `submit` keeps it until its tickets are complete.
+        // SAFETY: registered once by `PinnedHost::register`, and no longer in use: the region is
+        // dropped, and the contract of `submit` keeps it until its tickets are complete.
         unsafe { self.context.unregister_host(self.mapping.base().cast()) };
     }
 }
@@ -121,7 +128,8 @@ impl<D: RegionDevice> PinnedHost<D> {
         let source = Source::Own(bytes.next_multiple_of(PAGE_BYTES as u64));
         if let Some(spare) = take_spare::<D>(context, source) {
             let (base, length) = (spare.mapping.base(), spare.mapping.mapped_bytes());
-            // SAFETY: the mapping has that length, no region uses it, and no peer writes to it (`allow_reuse`).
+            // SAFETY: the mapping has that length, no region uses it, and no peer writes to it
+            // (`allow_reuse`).
             unsafe { base.write_bytes(0, length) };
             return Ok(Self::new(source, spare, 0));
         }
@@ -259,11 +267,12 @@ unsafe impl Send for AdoptedHost {}
 unsafe impl Sync for AdoptedHost {}
 
 impl AdoptedHost {
-    /// Pins the caller's host memory at `base`, unless the caller has pinned it already. Returns `None` for
-    /// device memory and for memory that is not supported here. The context is current.
+    /// Pins the caller's host memory at `base`, unless the caller has pinned it already. Returns
+    /// `None` for device memory and for memory that is not supported here. The context is current.
     ///
     /// # Errors
-    /// Returns [`Fault::Argument`] if the driver knows only a part of the span, and the driver's error.
+    /// Returns [`Fault::Argument`] if the driver knows only a part of the span, and the driver's
+    /// error.
     pub(super) fn find<D: RegionDevice>(
         context: &Arc<D>,
         base: NonNull<u8>,
@@ -324,7 +333,8 @@ impl AdoptedHost {
     }
 }
 
-/// The host pages that this process has pinned, by the number of the backend and the address of the first page.
+/// The host pages that this process has pinned, by the number of the backend and the address of the
+/// first page.
 static REGISTERED: Mutex<BTreeMap<Start, SharedPages>> = Mutex::new(BTreeMap::new());
 
 type Start = (u16, usize);
@@ -400,8 +410,8 @@ impl RegisteredPages {
                 (start, (before + bytes as usize).next_multiple_of(PAGE_BYTES))
             }
         };
-        // SAFETY: whole pages around memory that stays allocated while it is registered (the contract of
-        // `PeerMemory::register`).
+        // SAFETY: whole pages around memory that stays allocated while it is registered (the
+        // contract of `PeerMemory::register`).
         unsafe { context.register_host(start.cast(), length) }?;
         let known = HostRegistration { context: Arc::clone(context), start };
         let backend = backend_id::<D>();

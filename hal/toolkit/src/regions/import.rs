@@ -1,7 +1,7 @@
 //! Imports the memory that a remote key of a peer names.
 //!
-//! Memory of another process is opened once per process and device, however often it is imported: the driver
-//! opens an IPC handle only once, and address space is limited.
+//! Memory of another process is opened once per process and device, however often it is imported:
+//! the driver opens an IPC handle only once, and address space is limited.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,7 +52,7 @@ impl<D: RegionDevice> Remote<D> {
         self.bytes
     }
 
-    /// Returns the role with which the memory was registered.
+    /// Returns the role of the memory, which its owner has registered.
     pub fn role(&self) -> Role {
         self.role
     }
@@ -63,7 +63,8 @@ impl<D: RegionDevice> Remote<D> {
     }
 }
 
-// SAFETY: length and role are those of the key, which the import has compared with the registration of the owner.
+// SAFETY: length and role are those of the key, which the import has compared with the registration
+// of the owner.
 unsafe impl<D: RegionDevice> RegionBounds for Remote<D> {
     fn bytes(&self) -> u64 {
         Self::bytes(self)
@@ -124,6 +125,8 @@ impl<D: RegionDevice> Memory<D> {
     ) -> Result<Remote<D>, D::Error> {
         let (role, bytes) = (key.role, key.bytes);
         let claim = claim(peer, key);
+
+        // Ranks of one process share addresses and registrations.
         if key.process == ProcessToken::own() {
             let found =
                 handover::find::<Registration<D>>(&claim).filter(|found| found.bytes == bytes);
@@ -135,12 +138,16 @@ impl<D: RegionDevice> Memory<D> {
             let hold = KeepAlive::SameProcess { _registration: registration };
             return Ok(Remote { peer, role, address, bytes, host, _keep_alive: hold });
         }
+
         if let Access::Private(why) = key.access {
             let why = why.text::<D::Vendor>().to_owned();
             return Err(Fault::PrivateMemory { peer, why }.into());
         }
+
+        // The answer shows that the memory is alive, even if it has no descriptor.
         let refused = Fault::of_handover(peer, key.generation.0);
         let fds = handover::ask(key.process, &claim, deadline).map_err(refused)?;
+
         let _current = self.context.enter_relaxed()?;
         let identity = |allocation| {
             let (process, device) = (key.process, self.context.device());
@@ -165,9 +172,11 @@ impl<D: RegionDevice> Memory<D> {
             Access::Host { head, guard } => {
                 let identity = identity(Allocation::Registration(key.generation));
                 let open = || self.map_host(peer, fds, (*head, bytes), *guard);
+                // The address of such an import is that of the region, not of its first page.
                 (0, Import::share(identity, open)?)
             }
         };
+
         let address = import.address() + head;
         let (host, _keep_alive) = (import.host(), KeepAlive::OtherProcess { _import: import });
         Ok(Remote { peer, role, address, bytes, host, _keep_alive })
@@ -212,8 +221,8 @@ impl<D: RegionDevice> Memory<D> {
         Ok(Opened::Host(PinnedHost::import(&self.context, fd, span, guard, peer)?))
     }
 
-    /// Rejects a remote key that claims more bytes than the allocation has, if the driver reports its
-    /// length.
+    /// Rejects a remote key that claims more bytes than the allocation has, if the driver reports
+    /// its length.
     fn check_extent(
         &self,
         peer: Rank,
@@ -251,8 +260,8 @@ pub(super) struct Identity {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Allocation {
-    /// Memory that is imported from file descriptors, identified by its generation, because descriptors have no name
-    /// that both processes know.
+    /// Memory that is imported from file descriptors, identified by its generation, because
+    /// descriptors have no name that both processes know.
     Registration(Generation),
     /// An allocation with an IPC handle, which is the same for all regions in the allocation.
     Ipc(IpcHandle),

@@ -1,7 +1,8 @@
 //! Encodes the remote key of a region, which says who owns the region and how its memory is opened.
 //!
-//! Descriptors are not part of the key; the importer requests them from the owner's process. It also does so
-//! where the key has everything that the driver needs, to check that the memory is still alive.
+//! Descriptors are not part of the key; the importer requests them from the owner's process. It
+//! also does so where the key has everything that the driver needs, to check that the memory is
+//! still alive.
 //!
 //! | payload | bytes |
 //! | --- | --- |
@@ -28,7 +29,8 @@ use peerlane_hal::Role;
 use peerlane_hal::wire::{Reader, Writer};
 use peerlane_hal::{Envelope, Generation, KeyError, RemoteKey};
 
-/// A length in bytes that no region reaches, because it is larger than the address space of any device.
+/// A length in bytes that no region reaches, because it is larger than the address space of any
+/// device.
 const BYTES_MAX: u64 = 1 << 56;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +52,7 @@ impl PrivateReason {
         }
     }
 
-    const fn number(self) -> u32 {
+    const fn to_number(self) -> u32 {
         match self {
             Self::NoHandle => 0,
             Self::Pool => 1,
@@ -58,7 +60,7 @@ impl PrivateReason {
         }
     }
 
-    fn of(number: u32) -> Result<Self, KeyError> {
+    fn from_number(number: u32) -> Result<Self, KeyError> {
         match number {
             0 => Ok(Self::NoHandle),
             1 => Ok(Self::Pool),
@@ -89,7 +91,7 @@ pub(super) enum Access {
     },
 }
 
-/// The remote key with which a peer imports a region of device memory.
+/// The remote key that a peer needs to import a region of device memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key<V> {
     pub(crate) process: ProcessToken,
@@ -112,7 +114,7 @@ impl<V: Vendor> RemoteKey for Key<V> {
             .u64(self.bytes);
         let payload = match &self.access {
             Access::Nothing => start.u32(0),
-            Access::Private(why) => start.u32(1).u32(why.number()),
+            Access::Private(why) => start.u32(1).u32(why.to_number()),
             Access::Segments { head, segments } => {
                 // `export` makes no more segments than an answer of the server has room for.
                 let start = start.u32(2).u64(*head).u32(segments.len() as u32);
@@ -128,6 +130,7 @@ impl<V: Vendor> RemoteKey for Key<V> {
     fn decode(bytes: &[u8]) -> Result<Self, KeyError> {
         let envelope = Envelope::open(bytes, V::BACKEND)?;
         let mut reader = Reader::new(envelope.payload);
+
         let process = ProcessToken(reader.array("process token")?);
         let rank = Rank(reader.u32("rank")?);
         let role = role_of(reader.u32("role")?)?;
@@ -137,6 +140,7 @@ impl<V: Vendor> RemoteKey for Key<V> {
             return Err(field("region bytes", bytes, "at most 2^56"));
         }
         let access = read_access(&mut reader, role, bytes)?;
+
         if !reader.rest().is_empty() {
             return Err(KeyError::Trailing { bytes: reader.rest().len() });
         }
@@ -170,12 +174,16 @@ fn read_access(reader: &mut Reader<'_>, role: Role, bytes: u64) -> Result<Access
     match reader.u32("access")? {
         0 if bytes == 0 => Ok(Access::Nothing),
         0 => Err(field("region bytes", bytes, "0, because the key has no memory")),
-        1 => Ok(Access::Private(PrivateReason::of(reader.u32("reason of private memory")?)?)),
+        1 => Ok(Access::Private(PrivateReason::from_number(
+            reader.u32("reason of private memory")?,
+        )?)),
         2 => read_segments(reader, bytes),
         3 => {
             let head = read_head(reader)?;
             Ok(Access::Ipc { head, handle: IpcHandle(reader.array("IPC handle")?) })
         }
+
+        // Host memory: the number says why its file keeps its length.
         4 => read_host(reader, role, LengthGuard::Allocated),
         5 => read_host(reader, role, LengthGuard::Sealed),
         6 => read_host(reader, role, LengthGuard::Promised),

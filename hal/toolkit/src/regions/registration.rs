@@ -1,9 +1,9 @@
 //! Registers device and host memory as regions, and exports it to other processes.
 //!
-//! A span of the caller may begin anywhere inside its allocation, so the start of the allocation is looked up.
-//! Memory of the vendor's plain allocator is one allocation with an IPC handle. Mapped memory, such as
-//! PyTorch's expandable segments, consists of several allocations one after the other, each with its own
-//! handle. Memory of a stream-ordered pool has no handle.
+//! A span of the caller may begin anywhere inside its allocation, so the start of the allocation is
+//! looked up. Memory of the vendor's plain allocator is one allocation with an IPC handle. Mapped
+//! memory, such as PyTorch's expandable segments, consists of several allocations one after the
+//! other, each with its own handle. Memory of a stream-ordered pool has no handle.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
@@ -35,7 +35,8 @@ pub(super) enum Backing<D: RegionDevice> {
 enum Exported<D: RegionDevice> {
     Nothing,
     Private(PrivateReason),
-    /// Physical memory that is exported as file descriptors; the region begins `head` bytes into the first segment.
+    /// Physical memory that is exported as file descriptors; the region begins `head` bytes into
+    /// the first segment.
     Segments {
         head: u64,
         segments: Vec<Physical<D>>,
@@ -65,8 +66,8 @@ pub(super) struct Registration<D: RegionDevice> {
     pub(super) owner: Rank,
     pub(super) role: Role,
     backing: Backing<D>,
-    /// The handle for other processes, created by the first export, because memory that is only a source of
-    /// puts is never exported.
+    /// The handle for other processes, created by the first export, because memory that is only a
+    /// source of puts is never exported.
     exported: OnceLock<Exported<D>>,
 }
 
@@ -148,7 +149,8 @@ impl<D: RegionDevice> Registration<D> {
         Self { context, address, bytes, owner, role, backing, exported }
     }
 
-    /// Returns the number of bytes that the driver allocated for the region, which may exceed its length.
+    /// Returns the number of bytes that the driver allocated for the region, which may exceed its
+    /// length.
     pub(super) fn allocated_bytes(&self) -> u64 {
         match &self.backing {
             Backing::Mapped(mapped) => mapped.bytes(),
@@ -164,7 +166,8 @@ impl<D: RegionDevice> Registration<D> {
         }
     }
 
-    /// Lets another region reuse the memory after this registration is dropped, if it is host memory of the toolkit.
+    /// Lets another region reuse the memory after this registration is dropped, if it is host
+    /// memory of the toolkit.
     ///
     /// # Safety
     /// No peer writes to the memory any more.
@@ -178,12 +181,13 @@ impl<D: RegionDevice> Registration<D> {
     pub(super) fn words(&self) -> Option<&[AtomicU64]> {
         let base = self.host().filter(|_| self.role == Role::Flags)?.base.as_ptr().cast();
         let count = self.bytes as usize / size_of::<u64>();
-        // SAFETY: the region is aligned (`Memory::register` checks it, and a `Mapping` consists of pages),
-        // lives as long as `self`, and flags are accessed as atomics only.
+        // SAFETY: the region is aligned (`Memory::register` checks it, and a `Mapping` consists of
+        // pages), lives as long as `self`, and flags are accessed as atomics only.
         Some(unsafe { std::slice::from_raw_parts(base, count) })
     }
 
-    /// Exports the memory and returns how peers access it. From now on, other processes can request it.
+    /// Exports the memory and returns how peers access it. From now on, other processes can request
+    /// it.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -279,8 +283,8 @@ impl<D: RegionDevice> Registration<D> {
 
 impl<D: RegionDevice> Drop for Registration<D> {
     fn drop(&mut self) {
-        // The caller's memory is unregistered before the caller can free it; memory that was allocated here
-        // can be freed later.
+        // The caller's memory is unregistered before the caller can free it; memory that was
+        // allocated here can be freed later.
         let allocated_here = matches!(self.backing, Backing::Plain(_) | Backing::Host(_));
         if allocated_here && self.context.frees_wait() {
             let backing = std::mem::replace(&mut self.backing, Backing::Nothing);
@@ -306,11 +310,13 @@ impl<D: RegionDevice> Handover for Registration<D> {
             Backing::Adopted(adopted) => adopted.fd(),
             _ => None,
         };
+        // A region of host memory is in one file.
         if let Some(fd) = host {
             let what = "cannot duplicate the file descriptor of the memory";
             let failed = |error| DynError::new(Fault::io(what)(error));
             return fd.try_clone_to_owned().map_err(failed);
         }
+
         let Some(Exported::Segments { segments, .. }) = self.exported.get() else {
             let text = "the memory has no file descriptors that a peer can map";
             return Err(DynError::new(Fault::Argument(text.to_owned())));
@@ -319,6 +325,7 @@ impl<D: RegionDevice> Handover for Registration<D> {
             let text = "a peer asked for a segment that the memory does not have";
             return Err(DynError::new(Fault::Argument(text.to_owned())));
         };
+
         let _current = self.context.enter_relaxed().map_err(DynError::new)?;
         segment.export().map_err(DynError::new)
     }
@@ -332,7 +339,8 @@ pub(super) enum AllocationKind {
     Other,
 }
 
-/// The allocations that a span of the caller's device memory covers, at least one, in address order.
+/// The allocations that a span of the caller's device memory covers, at least one, in address
+/// order.
 #[derive(Debug)]
 pub(super) struct Borrowed {
     pub(super) kind: AllocationKind,
@@ -366,12 +374,15 @@ pub(super) fn inspect<D: RegionDevice>(
         return Ok(span.refuse("the end exceeds the 64-bit address space")?);
     };
     check_device_memory(&**context, span)?;
+
     let Some(first) = context.extent(address)? else {
         return Ok(span.refuse(
             "the driver knows no allocation at this address; check that the memory was not freed",
         )?);
     };
     let kind = kind(context, first)?;
+
+    // Only mapped memory goes on in another allocation, which begins where the last one ends.
     let mut extents = vec![first];
     let mut reached = first.end();
     while reached < end {
@@ -387,6 +398,7 @@ pub(super) fn inspect<D: RegionDevice>(
                 "they end at {end:#x}, but the allocation at {first:#x} ends at {reached:#x}"
             ))?);
         };
+
         if self::kind(context, next)? != AllocationKind::Virtual {
             let why = format!(
                 "the memory from {reached:#x} on was allocated by another kind of allocator, \
@@ -394,12 +406,14 @@ pub(super) fn inspect<D: RegionDevice>(
             );
             return Ok(span.refuse(&why)?);
         }
+
         reached = next.end();
         extents.push(next);
     }
     Ok(Borrowed { kind, extents })
 }
 
+/// Checks that the driver knows the first byte of a span as memory of this device.
 fn check_device_memory<D: RegionDevice>(context: &D, span: Span) -> Result<(), D::Error> {
     let refuse = |why: &str| Ok(span.refuse(why)?);
     match context.pointee(span.address)? {
@@ -408,6 +422,7 @@ fn check_device_memory<D: RegionDevice>(context: &D, span: Span) -> Result<(), D
             let expected = context.label();
             refuse(&format!("the memory belongs to device {number}, expected {expected}"))
         }
+
         Pointee::Device(None) => refuse("the driver does not report the device of the memory"),
         Pointee::Host => refuse("the memory is host memory, expected device memory"),
         Pointee::Managed => refuse(&format!(
