@@ -1,5 +1,7 @@
 //! Ranks that are processes gather from and into files that they have created and mapped
 //! themselves: memfds, files of `/dev/shm`, and huge pages.
+//!
+//! `cargo xtask test rdma` also runs this program in its virtual machine, which has huge pages.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -25,6 +27,8 @@ const LEN: usize = 1501;
 /// The pages of an arena, enough for the blocks of three ranks beside an input.
 const PAGES: u64 = 16;
 const STARTS: u32 = 3;
+/// The arenas of huge pages that exist at once: one of each rank.
+const HUGE_ARENAS: usize = 3;
 /// The folder of the kernel's tmpfs for shared memory.
 const SHM: &str = "/dev/shm";
 
@@ -48,11 +52,12 @@ impl Arena {
             "memfd" => memfd(MemfdFlags::ALLOW_SEALING),
             "memfd without seals" => memfd(MemfdFlags::empty()),
             "huge" => memfd(MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB),
-            _ => shared_file(),
+            "hugetlbfs" => named_file(&huge_folder()?),
+            _ => named_file(SHM),
         };
         let file = file.map_err(|error| error.to_string())?;
         let page = match kind {
-            "huge" => rustix::fs::fstatfs(&file).unwrap().f_bsize as u64,
+            "huge" | "hugetlbfs" => rustix::fs::fstatfs(&file).unwrap().f_bsize as u64,
             _ => rustix::param::page_size() as u64,
         };
         let bytes = PAGES * page;
@@ -116,19 +121,43 @@ impl Arena {
     }
 }
 
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the range is this mapping, to which nothing refers any more.
+        let unmapped =
+            unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes as usize) };
+        assert_eq!(unmapped, Ok(()));
+    }
+}
+
 fn expected(rank: u32, step: u32, index: usize) -> u32 {
     (rank + 1) * 1_000_000 + step * 10_000 + index as u32
 }
 
-/// Creates a file that has a name, which is removed when the arena has been registered.
-fn shared_file() -> rustix::io::Result<File> {
-    let path = shared_path();
+/// Creates a file that has a name until the arena has been registered.
+fn named_file(folder: &str) -> rustix::io::Result<File> {
+    let path = file_path(folder);
     let created = File::options().read(true).write(true).create_new(true).open(path);
     created.map_err(|error| rustix::io::Errno::from_io_error(&error).unwrap())
 }
 
-fn shared_path() -> String {
-    format!("{SHM}/arena-of-a-test-{}", std::process::id())
+fn file_path(folder: &str) -> String {
+    format!("{folder}/arena-of-a-test-{}", std::process::id())
+}
+
+/// Removes the name of the file of this process, if it has one.
+fn remove_name() {
+    for folder in [SHM.to_owned()].into_iter().chain(huge_folder()) {
+        let _ = fs::remove_file(file_path(&folder));
+    }
+}
+
+/// Returns the folder where a hugetlbfs is mounted.
+fn huge_folder() -> Result<String, String> {
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let found = fields.find(|fields| fields[2] == "hugetlbfs");
+    found.map(|fields| fields[1].to_owned()).ok_or_else(|| "no hugetlbfs is mounted".to_owned())
 }
 
 /// Runs one rank: gathers between buffers, then over a window, and takes the arena back.
@@ -175,7 +204,7 @@ fn gather_between_buffers(group: &mut Group, arena: &Arena, algorithm: Algorithm
     let all = ranks as usize * LEN;
     // SAFETY: as above.
     let output = unsafe { group.register_descriptor::<u32>(&arena.file, place, all) }.unwrap();
-    let _ = fs::remove_file(shared_path());
+    remove_name();
 
     let builder = group.all_gather(LEN).algorithm(algorithm).input(input).output(output);
     let mut gather = builder.prepare().unwrap();
@@ -217,7 +246,7 @@ fn shortened(group: &mut Group, arena: &Arena) -> String {
     let all = group.ranks() * LEN;
     // SAFETY: nothing accesses the memory, because the operation is refused.
     let output = unsafe { group.register_descriptor::<u32>(&arena.file, 0, all) }.unwrap();
-    let _ = fs::remove_file(shared_path());
+    remove_name();
     if group.rank() == Rank(0) {
         arena.file.set_len(0).unwrap();
     }
@@ -276,17 +305,31 @@ fn files_of_shared_memory_are_inputs_outputs_and_windows() {
     gather("shm");
 }
 
-#[test]
-fn huge_pages_are_inputs_outputs_and_windows() {
-    // Each of the ranks has an arena of its own.
-    let arenas: Vec<_> = (0..3).map(|_| Arena::create("huge")).collect();
-    let reason = arenas.into_iter().find_map(Result::err);
-    if let Some(error) = reason {
-        let why = format!("the machine has no {} huge pages: {error}", 3 * PAGES);
-        not_covered("huge_pages_are_inputs_outputs_and_windows", &why);
-        return;
+/// Gathers in arenas of huge pages, or says why there are none.
+fn gather_in_huge_pages(test: &str, kind: &str) {
+    let create = || {
+        let created = Arena::create(kind);
+        remove_name();
+        created
+    };
+    let arenas: Vec<_> = (0..HUGE_ARENAS).map(|_| create()).collect();
+    match arenas.into_iter().find_map(Result::err) {
+        None => gather(kind),
+        Some(error) => {
+            let pages = HUGE_ARENAS as u64 * PAGES;
+            not_covered(test, &format!("the machine has no {pages} huge pages: {error}"));
+        }
     }
-    gather("huge");
+}
+
+#[test]
+fn files_of_huge_pages_are_inputs_outputs_and_windows() {
+    gather_in_huge_pages("files_of_huge_pages_are_inputs_outputs_and_windows", "huge");
+}
+
+#[test]
+fn files_of_huge_pages_can_be_of_a_mounted_file_system() {
+    gather_in_huge_pages("files_of_huge_pages_can_be_of_a_mounted_file_system", "hugetlbfs");
 }
 
 #[test]

@@ -92,8 +92,13 @@ pub(crate) const FAILURES: &str =
 /// The file with what the tests did not cover on this machine, each with its reason.
 const NOT_COVERED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/not-covered.txt");
 
-/// How the names of the tests of RDMA begin.
-const RDMA: &str = "rdma";
+/// How the names of the tests begin that run in the virtual machine, because they need RDMA devices
+/// or huge pages.
+const OF_MACHINE: [&str; 2] = ["rdma", "files_of_huge_pages"];
+
+fn is_of_machine(line: &str) -> bool {
+    OF_MACHINE.iter().any(|begin| line.starts_with(begin))
+}
 
 /// The GPUs of a vendor and the tests of their backend.
 struct Gpu {
@@ -144,10 +149,10 @@ fn add_not_covered(added: impl IntoIterator<Item = String>) -> Outcome {
     Ok(fs::write(NOT_COVERED, lines.join("\n"))?)
 }
 
-/// Removes the tests of RDMA from what [`not_covered`] returns, because they have run in a virtual
-/// machine.
-fn forget_rdma() -> Outcome {
-    let lines = not_covered().into_iter().filter(|line| !line.starts_with(RDMA));
+/// Removes the tests of the virtual machine from what [`not_covered`] returns, because they have
+/// run in it.
+fn forget_of_machine() -> Outcome {
+    let lines = not_covered().into_iter().filter(|line| !is_of_machine(line));
     Ok(fs::write(NOT_COVERED, lines.collect::<Vec<_>>().join("\n"))?)
 }
 
@@ -165,7 +170,7 @@ fn run_backend(options: &Options) -> Outcome {
             crate::rocm::releases()?;
             workspace_tests()?;
             rdma::run(&rdma::Options::default())?;
-            forget_rdma()
+            forget_of_machine()
         }
     }
 }
@@ -232,7 +237,7 @@ fn long() -> Outcome {
     note_drivers()?;
     match unavailable {
         Some(reason) => add_not_covered([format!("rdma in a virtual machine: {reason}")])?,
-        None if outcome.is_ok() => forget_rdma()?,
+        None if outcome.is_ok() => forget_of_machine()?,
         None => {}
     }
     outcome

@@ -273,7 +273,7 @@ fn run_one(mut program: Program) -> (String, Ended) {
     let mut not_covered = not_covered(&output, &mut totals);
     if program.alone {
         // What else a virtual machine lacks, the machine that runs it may have.
-        not_covered.retain(|line| line.starts_with(super::RDMA));
+        not_covered.retain(|line| super::is_of_machine(line));
         not_covered.iter_mut().for_each(|line| line.insert_str(0, "in the virtual machine: "));
     }
 

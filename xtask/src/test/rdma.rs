@@ -32,6 +32,13 @@ const PACKAGES: [&str; 2] = ["peerlane-rdma", "peerlane-ibverbs-sys"];
 /// The package whose tests are about RDMA if their names begin with [`PREFIX`].
 const TESTS: &str = "peerlane-tests";
 const PREFIX: &str = "rdma";
+/// The test program of [`TESTS`] that needs huge pages, which a machine seldom has reserved.
+const OF_HUGE_PAGES: &str = "caller_files";
+/// The line of shell that reserves huge pages and mounts their file system, and the one that gives
+/// them back.
+const RESERVE: &str = "echo 112 >/proc/sys/vm/nr_hugepages && mkdir -p /run/huge && \
+     mount -t hugetlbfs huge /run/huge";
+const UNRESERVE: &str = "umount /run/huge && echo 0 >/proc/sys/vm/nr_hugepages";
 /// The library that test programs open by its file.
 const LIBRARY: &str = "peerlane_simulated_driver";
 /// The variable with the names of the devices to test.
@@ -119,7 +126,7 @@ fn commands(options: &Options) -> [Command; 2] {
     let mut backend = cargo(["test", "--tests"]);
     backend.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
     let mut tests = cargo(["test", "--package", TESTS]);
-    tests.args(["--test", &format!("{PREFIX}*")]);
+    tests.args(["--test", &format!("{PREFIX}*"), "--test", OF_HUGE_PAGES]);
     if options.release {
         backend.arg("--release");
         tests.arg("--release");
@@ -161,7 +168,8 @@ fn add(metadata: &Metadata, artifact: &Artifact, built: &mut Programs) -> Outcom
     }
     let of_backend = PACKAGES.contains(&package.name.as_str());
     let of_tests = package.name.as_str() == TESTS;
-    if is_test && (of_backend || of_tests && name.starts_with(PREFIX)) {
+    let runs_here = name.starts_with(PREFIX) || name == OF_HUGE_PAGES;
+    if is_test && (of_backend || of_tests && runs_here) {
         built.tests.push(Program {
             name: format!("{} {name}", package.name),
             file: file.into(),
@@ -241,9 +249,14 @@ fn jobs(
     jobs.extend(built.tests.iter().map(|program| {
         let program_file = [quoted(&program.file.to_string_lossy())];
         let words = [&variables[..], &program_file, &arguments[..]].concat();
+        let run = format!("env {}", words.join(" "));
+        let command = match program.name.ends_with(OF_HUGE_PAGES) {
+            true => format!("{RESERVE} && {run} && {UNRESERVE}"),
+            false => format!("exec {run}"),
+        };
         Job {
             name: program.name.clone(),
-            command: format!("exec env {}", words.join(" ")),
+            command,
             folder: program.folder.to_string_lossy().into_owned(),
             limit,
         }
@@ -265,6 +278,16 @@ mod tests {
         let variables = [("PEERLANE_TEST_ROUNDS".to_owned(), "10 000".to_owned())];
         let jobs = jobs(&Options::default(), Nodes::Loopback, &built, &variables);
         let expected = "exec env PEERLANE_TEST_ROUNDS='10 000' '/bin/it' --test-threads=1";
+        assert_eq!(jobs.last().unwrap().command, expected);
+    }
+
+    #[test]
+    fn a_program_of_huge_pages_has_them_while_it_runs() {
+        let name = format!("{TESTS} {OF_HUGE_PAGES}");
+        let tests = vec![Program { name, file: "/bin/it".into(), folder: "/".into() }];
+        let built = Programs { tests, ..Programs::default() };
+        let jobs = jobs(&Options::default(), Nodes::Loopback, &built, &[]);
+        let expected = format!("{RESERVE} && env '/bin/it' --test-threads=1 && {UNRESERVE}");
         assert_eq!(jobs.last().unwrap().command, expected);
     }
 }
