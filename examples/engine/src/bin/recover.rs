@@ -43,7 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let is_lost = rank == LOST.index();
         assert_eq!(child.wait()?.success(), !is_lost, "rank {rank}");
     }
-    Ok(println!("{} of {RANKS} ranks have made all {STEPS} steps", RANKS - 1))
+    println!("{} of {RANKS} ranks have made all {STEPS} steps", RANKS - 1);
+    Ok(())
 }
 
 /// A step that was made, with the state after it.

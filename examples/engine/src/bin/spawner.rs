@@ -58,10 +58,11 @@ fn start_ranks(ranks: &str) -> Result<(), Box<dyn Error>> {
         }
     }
 
-    match failed.is_empty() {
-        true => Ok(println!("{ranks} ranks have gathered {LEN} elements from each other")),
-        false => Err(failed.join(", ").into()),
+    if !failed.is_empty() {
+        return Err(failed.join(", ").into());
     }
+    println!("{ranks} ranks have gathered {LEN} elements from each other");
+    Ok(())
 }
 
 /// Runs one rank, in a process of its own.
