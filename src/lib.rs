@@ -3,7 +3,7 @@
 //! A [`Group`] connects ranks over a fabric: [`host`] for threads and processes of one machine, and NVLink, XGMI and RDMA with
 //! the features `cuda`, `rocm` and `rdma`. [`from_env`] joins the ranks of a launcher such as
 //! torchrun and chooses the fabrics; [`open`](mod@open) says how. A group prepares [operations](Operation) such as
-//! all-gathers. An operation runs a [`plan`](planning::plan), which is data and is [verified](mod@planning::verify) before a byte moves.
+//! all-gathers. An operation runs a plan, which is data and is verified before a byte moves.
 //!
 //! ```
 //! # #[cfg(feature = "host")]
@@ -30,7 +30,7 @@
 //! | you want to | start at |
 //! | --- | --- |
 //! | use collectives | [`Group`] and [`Operation`] |
-//! | plan, verify and predict without hardware | [`planning`] |
+//! | plan, verify and predict without hardware | the crate `peerlane-planning` |
 //! | write an algorithm or a runtime on the hardware traits | [`hal::for_algorithm_authors`] |
 //! | support another accelerator | [`hal::for_backend_authors`] |
 //!
@@ -67,21 +67,14 @@ pub use peerlane_hal::{Deadline, DynFabric, ErrorKind, Priority, Rank};
 #[cfg(feature = "host")]
 pub use peerlane_host as host;
 
-/// Plans and verifies collectives and predicts their time, without hardware.
+/// Defines what options and reports of groups name: links and their rates, and parts of plans.
 ///
-/// Groups do all of this when they prepare an operation, so a user of [`Group`] needs nothing here. These are
-/// tools for those who choose hardware, write schedules or explain a measurement; `peerlane plan` and `explain` are
-/// built on them. The crate `peerlane-planning` simulates plans.
-///
-/// | module | what it does |
-/// | --- | --- |
-/// | [`schedule`](planning::schedule) | builds the plans of an algorithm |
-/// | [`plan`](planning::plan) | defines plans: lanes, steps, and their text form |
-/// | [`verify`](mod@planning::verify) | proves the plans of all ranks |
-/// | [`cost`](planning::cost) | predicts the time from the rates of the links, and chooses an algorithm |
-/// | [`layout`](planning::layout) | describes the blocks and chunks of buffers |
+/// A group plans, verifies and predicts when it prepares an operation, so its users need no more.
+/// The crate `peerlane-planning` has the tools for those who choose hardware, write schedules or
+/// explain a measurement: it builds plans, proves them, predicts their time and simulates them.
 pub mod planning {
-    pub use peerlane_collectives::{cost, layout, plan, schedule, verify};
+    pub use peerlane_collectives::cost::{Calibration, Choice, Link, Links};
+    pub use peerlane_collectives::plan::{FlagOrder, LaneId, Tier};
 }
 
 /// Runs the examples of the README and of the book as tests.

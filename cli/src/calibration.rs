@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use peerlane::hal::LinkKind;
-use peerlane::planning::cost::{Calibration, Key, Links};
 use peerlane::{cuda, host};
+use peerlane_planning::cost::{Calibration, Key, Links};
 
 use crate::error::{Failure, Result};
 use crate::printable::file_name;

@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use peerlane::planning::cost::{self, Links, Question};
-use peerlane::planning::plan::FlagOrder;
 use peerlane::topology::Topology;
+use peerlane_planning::cost::{self, Links, Question};
+use peerlane_planning::plan::FlagOrder;
 
 use crate::calibration;
 use crate::error::{Failure, Result};

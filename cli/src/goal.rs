@@ -4,8 +4,8 @@ use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use peerlane::collective::Collective;
 use peerlane::group::BlockLens;
-use peerlane::planning::layout::{BlockBytes, Layout, Lengths};
 use peerlane::{Error, ErrorKind, Rank};
+use peerlane_planning::layout::{BlockBytes, Layout, Lengths};
 
 use crate::error::{Failure, Result};
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use peerlane::collective::Collective;
-use peerlane::planning::plan::{Algorithm, FlagOrder};
-use peerlane::planning::schedule::{self, Shape};
 use peerlane::topology::Topology;
+use peerlane_planning::plan::{Algorithm, FlagOrder};
+use peerlane_planning::schedule::{self, Shape};
 
 use crate::error::{Failure, Result};
 use crate::goal::{Goal, GoalOptions};

@@ -12,9 +12,9 @@ use std::{env, fs};
 
 use clap::{Arg, ArgAction};
 use fastrand::Rng;
-use peerlane::planning::cost::Links;
-use peerlane::planning::schedule::{self, Shape};
 use peerlane::topology::Topology;
+use peerlane_planning::cost::Links;
+use peerlane_planning::schedule::{self, Shape};
 
 use super::{Arguments, Command, parse, printable_error, program, run};
 

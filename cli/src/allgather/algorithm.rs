@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use peerlane::collective::Collective;
-use peerlane::planning::plan::{Algorithm, CHUNKS_MAX};
 use peerlane::topology::Topology;
+use peerlane_planning::plan::{Algorithm, CHUNKS_MAX};
 
 use crate::error::{Failure, Result};
 use crate::options::{AlgorithmList, parse_size_above_0};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::{At, DynFabric, Op, Role};
-use peerlane::planning::layout::{Layout, Span};
-use peerlane::planning::plan::{Cell, Source};
 use peerlane::{Group, Rank};
+use peerlane_planning::layout::{Layout, Span};
+use peerlane_planning::plan::{Cell, Source};
 
 use super::timer::{Reduce, TimingOptions};
 use crate::error::Result;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use peerlane::cuda::SelfCopy;
-use peerlane::planning::schedule::algorithms;
 use peerlane::rocm::EngineKind;
 use peerlane::{DType, Deadline};
+use peerlane_planning::schedule::algorithms;
 
 use super::algorithm::AlgorithmOptions;
 use super::node_options::NodeOptions;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use peerlane::Algorithm;
 use peerlane::group::{Fallback, Report};
 use peerlane::hal::BackendId;
-use peerlane::planning::plan::Tier;
+use peerlane_planning::plan::Tier;
 
 use super::setup::Setup;
 use super::timer::Timing;

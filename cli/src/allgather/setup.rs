@@ -7,10 +7,10 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::element::with_element;
 use peerlane::group::Report;
 use peerlane::hal::{Fabric, LinkKind};
-use peerlane::planning::cost::{Key, Links};
-use peerlane::planning::layout::Layout;
 use peerlane::topology::Topology;
 use peerlane::{Element, Group, Operation, Rank};
+use peerlane_planning::cost::{Key, Links};
+use peerlane_planning::layout::Layout;
 
 use super::node_options::Network;
 use super::operation::HostOperation;
@@ -264,7 +264,7 @@ fn calibrated_links(options: &Options, backend: &str, ranks: usize) -> Result<Op
 
 #[cfg(test)]
 mod tests {
-    use peerlane::planning::plan::{Cell, Source};
+    use peerlane_planning::plan::{Cell, Source};
 
     use super::super::options::tests::parse;
     use super::*;

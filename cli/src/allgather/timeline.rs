@@ -5,8 +5,8 @@
 
 use peerlane::Group;
 use peerlane::bootstrap::Bootstrap;
-use peerlane::planning::plan::{Step, Tier};
 use peerlane::trace::{Trace, TracedStart};
+use peerlane_planning::plan::{Step, Tier};
 use serde::{Deserialize, Serialize};
 
 use super::setup::{Setup, Variant};
@@ -112,8 +112,8 @@ fn name(step: &Step) -> String {
 #[cfg(test)]
 mod tests {
     use peerlane::Rank;
-    use peerlane::planning::plan::{Cell, Flag, LaneId, Source};
     use peerlane::trace::{TracedLane, TracedStep};
+    use peerlane_planning::plan::{Cell, Flag, LaneId, Source};
 
     use super::*;
 

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::DynFabric;
 use peerlane::open::{Backend, FabricOptions, OpenOptions};
-use peerlane::planning::cost::{Link, Links};
 use peerlane::topology::Topology;
 use peerlane::{Group, GroupOptions, Rank};
 use peerlane_layers::{ThrottleLayer, Wrapped};
+use peerlane_planning::cost::{Link, Links};
 
 use super::node_options::Network;
 use super::options::Options;

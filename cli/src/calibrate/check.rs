@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use peerlane::Algorithm;
-use peerlane::planning::cost::{Calibration, GOOD, Question, Sample, choose, predict};
 use peerlane::topology::Topology;
+use peerlane_planning::cost::{Calibration, GOOD, Question, Sample, choose, predict};
 use serde::{Deserialize, Serialize};
 
 use super::measure::Configuration;

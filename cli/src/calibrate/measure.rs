@@ -4,10 +4,10 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::process::{Command, Stdio};
 
-use peerlane::planning::cost::Sample;
-use peerlane::planning::plan::{Algorithm, FlagOrder, Lane};
-use peerlane::planning::schedule::{Shape, plans};
 use peerlane::topology::Topology;
+use peerlane_planning::cost::Sample;
+use peerlane_planning::plan::{Algorithm, FlagOrder, Lane};
+use peerlane_planning::schedule::{Shape, plans};
 
 use super::options::Options;
 use crate::error::{Failure, Result};

@@ -4,9 +4,9 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use peerlane::planning::cost::{Key, Sample};
-use peerlane::planning::schedule::Shape;
 use peerlane::topology::Topology;
+use peerlane_planning::cost::{Key, Sample};
+use peerlane_planning::schedule::Shape;
 use serde::Serialize;
 
 use crate::calibration::{known, machine};

@@ -8,11 +8,11 @@ use std::path::Path;
 
 use peerlane::Rank;
 use peerlane::collective::Collective;
-use peerlane::planning::layout::Layout;
-use peerlane::planning::plan::{Cell, FlagOrder, ParseError, Plan, Step};
-use peerlane::planning::schedule::Shape;
-use peerlane::planning::{schedule, verify};
 use peerlane::topology::Topology;
+use peerlane_planning::layout::Layout;
+use peerlane_planning::plan::{Cell, FlagOrder, ParseError, Plan, Step};
+use peerlane_planning::schedule::Shape;
+use peerlane_planning::{schedule, verify};
 use serde::{Deserialize, Serialize};
 
 use super::drawing;
@@ -304,8 +304,8 @@ fn sections(text: &str) -> Vec<Section> {
 #[cfg(test)]
 mod tests {
     use peerlane::Algorithm;
-    use peerlane::planning::schedule::{self, Shape};
     use peerlane::topology::Topology;
+    use peerlane_planning::schedule::{self, Shape};
 
     use super::super::options::CELLS_MAX;
     use super::*;

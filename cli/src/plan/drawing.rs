@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::fmt::Write;
 
 use peerlane::Rank;
-use peerlane::planning::plan::{Cell, Flag, Plan, Step};
+use peerlane_planning::plan::{Cell, Flag, Plan, Step};
 
 const COLUMN: usize = 130;
 const ROUND: usize = 70;
@@ -159,8 +159,8 @@ fn rounds(plans: &[Plan]) -> Vec<Vec<Mark>> {
 mod tests {
     use peerlane::Algorithm;
     use peerlane::collective::Collective;
-    use peerlane::planning::schedule::{self, Shape};
     use peerlane::topology::Topology;
+    use peerlane_planning::schedule::{self, Shape};
 
     use super::*;
 

@@ -1,8 +1,8 @@
 //! Draws the activity of the lanes of a simulation over time, and the use of the links, as an SVG
 //! chart.
 
-use peerlane::planning::cost::Links;
-use peerlane::planning::plan::Step;
+use peerlane_planning::cost::Links;
+use peerlane_planning::plan::Step;
 use peerlane_planning::simulate::{LinkClass, Simulation, Slice};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -178,9 +178,9 @@ fn text(area: &Area<'_>, text: &str, at: (i32, i32), size: i32) -> Drawn {
 pub(super) mod tests {
     use peerlane::Algorithm;
     use peerlane::Rank;
-    use peerlane::planning::layout::Layout;
-    use peerlane::planning::schedule::{self, Shape};
     use peerlane::topology::Topology;
+    use peerlane_planning::layout::Layout;
+    use peerlane_planning::schedule::{self, Shape};
     use peerlane_planning::simulate::{Options, simulate};
 
     use peerlane::collective::Collective;

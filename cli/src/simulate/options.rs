@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use peerlane::Rank;
-use peerlane::planning::cost::{Calibration, Link, Links};
 use peerlane::topology::Topology;
+use peerlane_planning::cost::{Calibration, Link, Links};
 
 use crate::error::{Failure, Result};
 use crate::options::{AlgorithmList, Nodes, PlanOptions, parse_ranks};

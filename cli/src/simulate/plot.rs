@@ -1,7 +1,7 @@
 //! Plots the bandwidth of a simulation, and its duration by cause on the critical path, over the
 //! size.
 
-use peerlane::planning::plan::Step;
+use peerlane_planning::plan::Step;
 use peerlane_planning::simulate::{LinkClass, Simulation};
 
 use super::options::Options;
@@ -76,7 +76,7 @@ fn by_cause(simulation: &Simulation) -> [u64; CAUSES.len()] {
 mod tests {
     use super::super::chart::tests::simulation;
     use super::*;
-    use peerlane::planning::cost::Links;
+    use peerlane_planning::cost::Links;
 
     #[test]
     fn the_causes_add_up_to_the_duration() {

@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn long_paths_are_shown_from_both_ends() {
         use peerlane::Rank;
-        use peerlane::planning::plan::{Flag, LaneId, Step};
+        use peerlane_planning::plan::{Flag, LaneId, Step};
         let lane = LaneId::HOME;
         let step = |end_ps| PathStep {
             rank: Rank(0),

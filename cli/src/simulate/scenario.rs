@@ -2,11 +2,11 @@
 
 use std::borrow::Borrow;
 
-use peerlane::planning::cost::{self, Choice, Links, Question};
-use peerlane::planning::layout::Layout;
-use peerlane::planning::plan::{Algorithm, FlagOrder};
-use peerlane::planning::schedule::{self, Shape};
 use peerlane::topology::Topology;
+use peerlane_planning::cost::{self, Choice, Links, Question};
+use peerlane_planning::layout::Layout;
+use peerlane_planning::plan::{Algorithm, FlagOrder};
+use peerlane_planning::schedule::{self, Shape};
 use peerlane_planning::simulate::{self, Simulation};
 
 use super::options::Options;

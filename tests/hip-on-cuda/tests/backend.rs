@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use hip_sys::{hipMemcpyKind, hipStreamNonBlocking};
+use peerlane::Algorithm;
 use peerlane::bootstrap::{Bootstrap, in_process};
 use peerlane::group::MemoryRange;
-use peerlane::planning::plan::Algorithm;
 use peerlane::{Error, Group, Rank, rocm};
 use support::{done, hip};
 

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use peerlane::bootstrap::Bootstrap;
 
 use peerlane::Rank;
-use peerlane::planning::layout::{Layout, Span as BlockSpan};
-use peerlane::planning::plan::{Cell, Source};
+use peerlane_planning::layout::{Layout, Span as BlockSpan};
+use peerlane_planning::plan::{Cell, Source};
 
 use super::candidate::Implementation;
 use super::device::{Event, Gpu, ImportedMemory, Memory, Span, Stream};
