@@ -32,15 +32,18 @@ pub struct MessageTicket {
 impl MessageTicket {
     /// Creates the ticket of a message that is complete when the queue of its tier has done
     /// `number`.
+    #[inline]
     pub(super) fn new(channel: u64, tier: Tier, number: u64) -> Self {
         Self { channel, tier, number, signal_count: None }
     }
 
+    #[inline]
     pub(super) fn with_signal_count(self, count: u64) -> Self {
         Self { signal_count: NonZeroU64::new(count), ..self }
     }
 
     /// Returns what the queue of the tier has done when the message is complete.
+    #[inline]
     pub(super) fn queue_number(self) -> u64 {
         self.number
     }
@@ -86,6 +89,7 @@ impl fmt::Display for ChannelEvent {
 
 impl ChannelEvent {
     /// Returns the peer that gives the signal.
+    #[inline]
     pub(super) fn signalling_peer(&self) -> Option<Rank> {
         match self {
             Self::Message(_) => None,

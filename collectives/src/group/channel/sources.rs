@@ -32,6 +32,7 @@ impl Default for BytesInFlight {
 impl BytesInFlight {
     /// Adds the copies among commands, which are complete when the queue has done `number`. Those
     /// up to `done` are forgotten.
+    #[inline]
     pub(super) fn add(&mut self, commands: &[Command], number: u64, done: u64) {
         while self.copies.front().is_some_and(|oldest| oldest.number <= done) {
             self.copies.pop_front();

@@ -179,6 +179,15 @@ impl<T: Element> Channel<T> {
     ) -> Result<Option<usize>, Error> {
         let listed = events.as_ref();
         let mut found = self.first_that_happened(listed)?;
+
+        // A signal that comes at once is not reported to other ranks, and the clock is not read.
+        if found.is_none() {
+            self.poll_engines_of(listed)?;
+            if self.spin(listed)? {
+                found = self.first_that_happened(listed)?;
+            }
+        }
+
         if found.is_none() {
             let progress = progress.get_or_insert_with(|| Progress::begin(self, events));
             found = self.wait_until_one(listed, &mut progress.backoff, turn, deadline)?;
@@ -211,16 +220,6 @@ impl<T: Element> Channel<T> {
         turn: Option<Turn<'_>>,
         deadline: impl FnOnce() -> Deadline,
     ) -> Result<Option<usize>, Error> {
-        self.poll_engines_of(events)?;
-
-        // The clock is not read for a signal that comes at once.
-        for _ in 0..SPINS {
-            if let Some(index) = self.first_that_happened(events)? {
-                return Ok(Some(index));
-            }
-            std::hint::spin_loop();
-        }
-
         let deadline = deadline();
         loop {
             let polled_at = Instant::now();
@@ -260,8 +259,35 @@ impl<T: Element> Channel<T> {
         }
     }
 
+    /// Looks for the events for about a microsecond, and returns whether one has happened.
+    fn spin(&self, events: &[ChannelEvent]) -> Result<bool, Error> {
+        // A short message is waited for here, so its word is found only once.
+        if let &[ChannelEvent::Signal { peer, signal, count }] = events {
+            let word = self.flag(peer, signal)?;
+            for _ in 0..SPINS {
+                if word.load(Ordering::Acquire).saturating_sub(self.epoch_base) >= count {
+                    return Ok(true);
+                }
+                std::hint::spin_loop();
+            }
+            return Ok(false);
+        }
+
+        for _ in 0..SPINS {
+            if self.first_that_happened(events)?.is_some() {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(false)
+    }
+
     /// Polls the engines that can make one of the events happen.
     fn poll_engines_of(&mut self, events: &[ChannelEvent]) -> Result<(), Error> {
+        if let &[event] = events {
+            return self.poll_engine(self.tier_of(event));
+        }
+
         for tier in [Tier::Local, Tier::Network] {
             if events.iter().any(|event| self.tier_of(*event) == tier) {
                 self.poll_engine(tier)?;
