@@ -289,3 +289,34 @@ fn notifications_end_with_their_deadline_their_channel_and_their_group() {
     let error = errors[0].as_ref().expect("rank 1 is lost");
     assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))), "{error}");
 }
+
+/// A thread that waits on a channel for long keeps nobody from a notification of it.
+#[test]
+fn a_notification_is_told_while_another_thread_waits_on_the_channel() {
+    in_group(2, |group| {
+        let (_window, mut channel) = open(group, 1, 2);
+        let (_other_window, mut other) = open(group, 1, 1);
+        let peer = Rank(1 - channel.rank().0);
+
+        if channel.rank() == Rank(1) {
+            // Rank 0 sleeps in its wait by then.
+            std::thread::sleep(Duration::from_millis(50));
+            channel.signal(peer, 0)?;
+            other.wait(peer, 0, SOON)?;
+            channel.signal(peer, 1)?;
+        } else {
+            let awaited = channel.notify(channel.next_signal(peer, 0), SOON)?;
+            std::thread::scope(|scope| {
+                let told = scope.spawn(|| {
+                    block_on(awaited)?;
+                    other.signal(peer, 0)
+                });
+                // This wait ends when the other thread was told.
+                channel.wait(peer, 1, SOON)?;
+                told.join().unwrap().map(drop)
+            })?;
+        }
+        group.close_channel(channel)?;
+        group.close_channel(other)
+    });
+}

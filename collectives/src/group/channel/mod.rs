@@ -149,6 +149,8 @@ pub(super) struct ChannelSide {
     tier: Tier,
     /// The queue, whose marks count messages.
     queue: Mutex<Queue>,
+    /// What the queue had done at its last poll, for threads that do not get its lock.
+    done: AtomicU64,
     /// The window and the flags. Those of messages in graphs are 0 or 1.
     memory: Arc<OperationBuffers>,
     /// Whether copies with a constant stride become one copy of rows.
@@ -679,7 +681,7 @@ impl<T: Element> Channel<T> {
     fn poll_engine(&mut self, tier: Tier) -> Result<(), Error> {
         self.runtime.life.check()?;
         let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
-        let polled = side.queue().poll().map(drop);
+        let polled = side.poll(&mut side.queue());
         polled.map_err(|error| fail(&self.runtime.life, &self.name, error))
     }
 
@@ -696,6 +698,13 @@ impl ChannelSide {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         // A panic inside is a bug of an engine; the drop of the channel releases it.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the engine what is complete, and notes it.
+    fn poll(&self, queue: &mut Queue) -> Result<(), Error> {
+        let polled = queue.poll();
+        self.done.store(queue.done(), Ordering::Release);
+        polled.map(drop)
     }
 
     /// Counts the messages as open. The caller must hold the lock of the queue.

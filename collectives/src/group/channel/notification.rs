@@ -76,7 +76,6 @@ impl<T: Element> Channel<T> {
             watcher: Arc::new(watcher),
             eager_polls: EagerPolls::default(),
             is_watched: false,
-            done: 0,
             awaited: index.map(|index| (Arc::clone(&self.awaited), index)),
         })
     }
@@ -98,8 +97,6 @@ pub struct Notification {
     eager_polls: EagerPolls,
     /// Whether the progress thread has watched the event.
     is_watched: bool,
-    /// What the queue had done at the last poll.
-    done: u64,
     /// The count of the signal that the event waits for, with its index.
     awaited: Option<(Arc<[AtomicU64]>, usize)>,
 }
@@ -127,14 +124,14 @@ impl Notification {
         let left = watcher.event.signalling_peer().filter(|_| life.has_any_left());
         let left = left.filter(|peer| life.has_left(*peer));
 
-        // If another thread uses the engine, what that thread finds is seen by the next poll.
+        // If another thread uses the engine, that thread polls it.
         if let Some(mut queue) = side.free_queue() {
-            let polled = queue.poll().map(|_| queue.done());
+            let polled = side.poll(&mut queue);
             drop(queue);
-            self.done = polled.map_err(|error| fail(life, &side.name, error))?;
+            polled.map_err(|error| fail(life, &side.name, error))?;
         }
 
-        if side.is_met(watcher.condition, self.done) {
+        if side.is_met(watcher.condition, side.done.load(Ordering::Acquire)) {
             if let (Some((counts, index)), ChannelEvent::Signal { count, .. }) =
                 (&self.awaited, watcher.event)
             {
@@ -176,12 +173,13 @@ impl Notification {
 
     /// Looks at the event for a future that polls by itself.
     fn look(&mut self) -> Result<Look, Error> {
-        let before = self.done;
+        let before = self.side.done.load(Ordering::Acquire);
         if self.poll()? {
             return Ok(Look::Complete);
         }
         self.runtime.driver.drive_others(None);
-        Ok(if self.done > before { Look::Progressed } else { Look::Idle })
+        let has_moved = self.side.done.load(Ordering::Acquire) > before;
+        Ok(if has_moved { Look::Progressed } else { Look::Idle })
     }
 
     /// Has the progress thread watch the event.

@@ -133,6 +133,7 @@ fn open<T: Element>(
             rank,
             tier,
             queue: Mutex::new(queue),
+            done: AtomicU64::new(0),
             memory,
             copies_rows,
             stream_waits: Mutex::default(),

@@ -91,13 +91,16 @@ impl Work for ChannelSide {
     /// Moves messages of the host. The error of an engine is returned by the next call on the
     /// channel.
     fn drive(&self) -> Result<Driven, AbortRecord> {
-        // If another thread uses the engine, that thread moves them.
+        // If another thread uses the engine, that thread moves them. It can wait for long, so the
+        // callers of notifications are told here what it has found.
         let Some(mut queue) = self.free_queue() else {
+            let done = self.done.load(Ordering::Acquire);
+            self.watchers.tell_due(|watcher| self.is_due(watcher, done));
             return Ok(Driven { has_progressed: false, is_open: self.is_open() });
         };
 
         let before = queue.done();
-        let is_polled = queue.poll().is_ok();
+        let is_polled = self.poll(&mut queue).is_ok();
         let done = queue.done();
         let is_open = is_polled && unfinished_of(&queue) > 0;
         if !is_open {
