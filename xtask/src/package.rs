@@ -1,7 +1,7 @@
 //! `cargo xtask package`: packages the crates that are published, and builds and checks them as a user does.
 //!
 //! The user is a package in an empty folder that has only the packaged crates. It runs the example of the README with default
-//! features, checks all features together with the crate `cudarc`, and checks the program.
+//! features, checks all features together with the crate `cudarc` and a test on the simulated driver, and checks the program.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,6 +15,25 @@ use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
 const README: &str = include_str!("../../README.md");
+/// A test of the user that runs without a GPU.
+const GPU_TEST: &str = r#"//! Gathers on simulated GPUs.
+
+use peerlane::bootstrap::{Bootstrap, in_process};
+use peerlane::{Group, cuda};
+
+#[test]
+fn gathers_on_simulated_gpus() {
+    let driver = peerlane_simulated_driver::install();
+    in_process::run(2, |bootstrap| {
+        let rank = bootstrap.rank();
+        let mut group = Group::open(bootstrap, cuda::Fabric::open(rank, 2, rank.0)?)?;
+        group.all_gather::<f32>(3).prepare()?.run()?;
+        group.close()
+    })
+    .unwrap();
+    assert_eq!(driver.counter("live_allocations", None), 0);
+}
+"#;
 
 pub(crate) fn run() -> Outcome {
     let metadata = workspace::members()?;
@@ -48,6 +67,7 @@ fn build(metadata: &Metadata, published: &BTreeMap<String, String>, folder: &Pat
     let mut patches = "[patch.crates-io]\n".to_owned();
     let mut unpacked = BTreeMap::new();
     fs::create_dir_all(folder.join("user/src"))?;
+    fs::create_dir_all(folder.join("user/tests"))?;
     for (name, version) in published {
         let archive = metadata.target_directory.join(format!("package/{name}-{version}.crate"));
         let mut unpack = Command::new("tar");
@@ -71,9 +91,11 @@ fn build(metadata: &Metadata, published: &BTreeMap<String, String>, folder: &Pat
     let version = &published["peerlane"];
     fs::write(user.join("Cargo.toml"), manifest(version))?;
     fs::write(user.join("src/main.rs"), program()?)?;
+    fs::write(user.join("tests/gpu.rs"), GPU_TEST)?;
     fs::copy(metadata.workspace_root.join("Cargo.lock"), user.join("Cargo.lock"))?;
     process::run(&mut in_folder(user.clone(), "run"))?;
-    process::run(in_folder(user, "check").arg("--all-features"))?;
+    // The test is not built: cargo would write the shared library of the driver in place of that of this workspace.
+    process::run(in_folder(user, "check").args(["--all-features", "--all-targets"]))?;
     process::run(&mut in_folder(unpacked["peerlane-cli"].clone(), "check"))
 }
 
@@ -89,6 +111,13 @@ all = ["dep:cudarc", "peerlane/cuda", "peerlane/cudarc", "peerlane/rocm", "peerl
 [dependencies]
 peerlane = "{version}"
 cudarc = {{ version = "0.19", optional = true, default-features = false, features = ["std", "driver", "dynamic-loading", "cuda-12080"] }}
+
+[dev-dependencies]
+peerlane-simulated-driver = "{version}"
+
+[[test]]
+name = "gpu"
+required-features = ["all"]
 "#
     )
 }

@@ -1,21 +1,45 @@
-//! Simulates GPUs behind the C symbols of the vendors' drivers, for tests on machines without GPUs:
-//! `libcuda.so.1`, and ROCm's `libamdhip64.so` and `libhsa-runtime64.so.1`.
+//! Simulates GPUs in software behind the C symbols of the vendors' drivers, so that tests of GPU
+//! code run on machines without a GPU.
 //!
-//! The package builds a shared library and a Rust library from one source. A backend loads the shared
-//! library in place of the vendor's, without any change. Ranks may be threads or processes: processes
-//! share memory as with the vendor's driver. The Rust library is for tests: it finds the shared
-//! library, puts it where a backend looks, and injects faults.
+//! The libraries are `libcuda.so.1`, and ROCm's `libamdhip64.so` and `libhsa-runtime64.so.1`, on
+//! Linux. Code that loads the driver at run time, such as Peerlane's backends or the crate `cudarc`
+//! with its feature `dynamic-loading`, runs without a change. It allocates memory, copies and fills
+//! it on streams, orders streams by events, captures and launches graphs, waits for and writes words
+//! from streams, and shares memory between threads and processes.
 //!
-//! ```no_run
+//! The crate is a dev-dependency. Cargo builds a shared library and a Rust library from one source.
+//! The Rust library finds the shared one, loads it under the driver's names, and injects faults:
+//!
+//! ```
 //! let driver = peerlane_simulated_driver::install();
-//! driver.fail("cuMemCreate", 0, 2);
-//! // … the next allocation of this process fails: out of memory.
+//! // The second call of the process fails: CUDA_ERROR_OUT_OF_MEMORY.
+//! driver.fail("cuMemAlloc_v2", 1, 2);
+//! // … what the program does then …
 //! assert_eq!(driver.counter("live_allocations", None), 0);
 //! ```
 //!
-//! Other programs load it through their environment: `LD_LIBRARY_PATH` = [`library_folder`], or a
-//! folder of [`without_symbols`]. [`Rocm`] installs ROCm in the same way, with HIP and HSA of one
-//! release or of two.
+//! Call [`install`] before anything loads the vendor's library: a process keeps the first library of
+//! a name, and `install` panics if that is another one. A process has one driver, whose settings,
+//! counters and faults are those of all its threads, so tests that change them run in processes of
+//! their own: [`in_own_process`]. Child processes and programs of other languages load the
+//! library through their environment: `LD_LIBRARY_PATH` = [`library_folder`], or a folder of
+//! [`without_symbols`]. [`Rocm`] installs ROCm in the same way, with HIP and HSA of one release or of
+//! two.
+//!
+//! # What it does not model
+//!
+//! - Kernels: only those of Peerlane's reductions run. `cuModuleGetFunction` returns 801
+//!   (CUDA_ERROR_NOT_SUPPORTED) for another kernel. Tests replace kernels by copies and fills.
+//! - Time: copies take no time unless a setting says so, and no measurement means anything.
+//! - Managed memory, arrays and textures, memory pools beyond the default one, contexts other than
+//!   primary ones and those of `cuCtxCreate_v2`, graphs that are built node by node, and the packet
+//!   queues of HSA. The library lacks their symbols, so looking one up fails.
+//! - The memory model of a GPU: a store is visible to all once it is made. A race that only a device
+//!   shows stays hidden.
+//! - The staging of copies through the host: copies between devices of one process need peer access.
+//!
+//! A test that passes here shows that the calls, their order and the handling of their errors are
+//! right. It replaces no test on a GPU.
 //!
 //! # Source
 //!
@@ -80,11 +104,6 @@
 //! | `STALL_MIB` | larger copies never end on one engine; 0 for none | 0 |
 //!
 //! `CUDA_VISIBLE_DEVICES`, `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` are honoured.
-//!
-//! # What it does not do
-//!
-//! Kernels other than those of reductions, managed memory, pools and packet queues are not simulated. Copies between devices of one
-//! process need peer access; the vendor would stage them through the host.
 
 mod calls;
 mod control;

@@ -115,7 +115,8 @@ calls! {
         parameters: *const *const c_void,
         _extra: *const c_void,
     ) => {
-        // SAFETY: the caller gives the parameters of the function, which is a kernel of a reduction.
+        // SAFETY: the caller gives the parameters of the function, and `kernel::function` hands out
+        // only kernels of reductions.
         unsafe { kernel::launch::<Cuda>(function, [blocks, threads], handle, parameters) }
     };
 

@@ -104,7 +104,11 @@ fn look_up(library: *mut c_void, symbol: &str) -> *mut c_void {
     let name = CString::new(symbol).expect("a name without a zero");
     // SAFETY: the library is loaded and never closed.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    assert!(!found.is_null(), "the library has no {symbol}: it was built from other sources");
+    assert!(
+        !found.is_null(),
+        "the simulated driver has no symbol {symbol}, because it was built from another version; run \
+         `cargo clean -p peerlane-simulated-driver`"
+    );
     found
 }
 

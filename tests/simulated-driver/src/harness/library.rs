@@ -15,21 +15,36 @@ const FOLDER: &str = "simulated-driver";
 /// The file beside a copy that names the build of the library from which it was made.
 const MADE_OF: &str = "made-of";
 
-/// The shared library that cargo built for the running test.
+/// Returns the path of the shared library that cargo built for the running program.
 ///
 /// # Panics
-/// If there is none beside the test program or a folder above.
+/// If there is none beside the program, in a folder above, or where cargo built this package.
 pub fn library() -> PathBuf {
     let program = std::env::current_exe().expect("the running program has a path");
-    // Test programs and the library lie in `deps`, other programs beside it.
-    let above = program.ancestors().skip(1).take(2);
+    // Test programs and the library are in `deps`, other programs beside that folder.
+    let mut places: Vec<&Path> = program.ancestors().skip(1).take(2).collect();
+    // The folder of the profile, for documentation tests, which run in a temporary folder.
+    let built = Path::new(env!("OUT_DIR")).ancestors().nth(3);
+    places.extend(built.filter(|built| !places.contains(built)));
+
     let folders: Vec<PathBuf> =
-        above.flat_map(|folder| [folder.to_owned(), folder.join("deps")]).collect();
-    let newest = folders.iter().flat_map(|folder| candidates(folder)).max_by_key(|(age, _)| *age);
-    let Some((_, path)) = newest else {
-        panic!("no {STEM}*.so in {folders:?}; a dev-dependency on the package builds it");
+        places.iter().flat_map(|place| [place.to_path_buf(), place.join("deps")]).collect();
+    let found = folders.iter().flat_map(|folder| candidates(folder));
+    let Some((_, newest)) = found.max_by_key(|(age, _)| *age) else {
+        panic!("{}", absent(&folders))
     };
-    path
+    newest
+}
+
+/// Returns what to do when no folder has the library.
+fn absent(folders: &[PathBuf]) -> String {
+    let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    format!(
+        "the simulated driver was not found: no file {STEM}*.so in {}. Cargo builds it, on Linux only, for every package \
+         that has peerlane-simulated-driver among its dependencies or dev-dependencies. If the program was moved after \
+         its build, copy the file from target/PROFILE/deps beside the program",
+        folders.join(", ")
+    )
 }
 
 /// The libraries in one folder, with the time when they were built.

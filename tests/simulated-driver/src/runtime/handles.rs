@@ -24,13 +24,10 @@ pub(crate) static EVENTS: Table<Event> = Table::new(0x52_0000_0000);
 pub(crate) static GRAPHS: Table<Vec<Node>> = Table::new(0x53_0000_0000);
 pub(crate) static PROGRAMS: Table<Program> = Table::new(0x54_0000_0000);
 
-/// The names of the kernels of modules.
-pub(crate) static MODULES: Table<Vec<String>> = Table::new(0x57_0000_0000);
-pub(crate) static FUNCTIONS: Table<String> = Table::new(0x58_0000_0000);
-
 impl<T> Table<T> {
-    /// Handles look like pointers that lead nowhere, and those of two tables never meet.
-    const fn new(first: usize) -> Self {
+    /// Returns an empty table whose handles begin with `first`: they look like pointers that lead
+    /// nowhere, and those of two tables never meet.
+    pub(super) const fn new(first: usize) -> Self {
         Self { entries: RwLock::new(BTreeMap::new()), next: AtomicUsize::new(first) }
     }
 

@@ -5,13 +5,18 @@ use std::sync::Arc;
 
 use super::Api;
 use super::call::refuse_during_capture;
-use super::code::{INVALID_PTX, INVALID_VALUE, NOT_FOUND, Outcome};
-use super::handles::{FUNCTIONS, MODULES, stream};
+use super::code::{INVALID_PTX, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, Outcome};
+use super::handles::{Table, stream};
 use super::out::{Out, store};
 use crate::device::command::Command;
 use crate::device::machine::memory;
 use crate::device::reduce::Reduce;
 use crate::device::settings::Setting;
+
+/// The kernels of modules.
+static MODULES: Table<Vec<Kernel>> = Table::new(0x57_0000_0000);
+/// The names of kernels that were found.
+static FUNCTIONS: Table<String> = Table::new(0x58_0000_0000);
 
 /// As in Peerlane's kernels.
 const SOURCES_MAX: usize = 128;
@@ -19,6 +24,22 @@ const SOURCES_MAX: usize = 128;
 /// `CU_JIT_ERROR_LOG_BUFFER`.
 const ERROR_LOG: c_int = 5;
 const REFUSAL: &CStr = c"ptxas fatal: unsupported version";
+
+/// A kernel of a module.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    name: String,
+    /// Whether it takes the parameters of Peerlane's reductions, which are the only ones that run.
+    is_reduction: bool,
+}
+
+impl Kernel {
+    fn new(name: &str, module: &str) -> Self {
+        let sources = format!("{name}_param_1[{}]", SOURCES_MAX * size_of::<u64>());
+        let is_reduction = name.starts_with("reduce_") && module.contains(&sources);
+        Self { name: name.to_owned(), is_reduction }
+    }
+}
 
 /// Loads the text of a module. Of the options only the buffer for errors is known.
 pub(crate) fn load<A: Api>(
@@ -47,13 +68,14 @@ pub(crate) fn load<A: Api>(
     // SAFETY: the caller gives a text that ends with a zero.
     let text = unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| INVALID_PTX)?;
     let names = text.split(".entry ").skip(1).filter_map(|rest| rest.split('(').next());
-    let names: Vec<String> = names.map(str::to_owned).collect();
-    if names.is_empty() {
+    let kernels: Vec<_> = names.map(|name| Kernel::new(name, text)).collect();
+    if kernels.is_empty() {
         return Err(INVALID_PTX);
     }
-    store(module, MODULES.insert(Arc::new(names)))
+    store(module, MODULES.insert(Arc::new(kernels)))
 }
 
+/// Finds a kernel. Refuses one that the devices cannot run, so that no launch reads its parameters.
 pub(crate) fn function<A: Api>(
     function: Out<'_, usize>,
     module: usize,
@@ -62,9 +84,12 @@ pub(crate) fn function<A: Api>(
     A::current()?;
     // SAFETY: the caller gives a text that ends with a zero.
     let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| INVALID_VALUE)?;
-    let names = MODULES.find(module)?;
-    let name = names.iter().find(|known| *known == name).ok_or(NOT_FOUND)?;
-    store(function, FUNCTIONS.insert(Arc::new(name.clone())))
+    let kernels = MODULES.find(module)?;
+    let kernel = kernels.iter().find(|kernel| kernel.name == name).ok_or(NOT_FOUND)?;
+    if !kernel.is_reduction {
+        return Err(NOT_SUPPORTED);
+    }
+    store(function, FUNCTIONS.insert(Arc::new(kernel.name.clone())))
 }
 
 /// Launches a kernel with the parameters of a reduction.

@@ -9,6 +9,7 @@ mod copies;
 mod faults;
 mod hip;
 mod hsa;
+mod kernels;
 mod machines;
 mod releases;
 mod sharing;
