@@ -70,6 +70,9 @@ pub struct EngineRequirements {
     pub copy_bytes_max: u64,
     /// Which engines of a rank a thread that polls several of them moves first.
     pub priority: Priority,
+    /// Whether the engine works beside kernels of the caller, so that its ops should take few
+    /// compute units, even if they are slower when the device is idle.
+    pub beside_compute: bool,
 }
 
 /// The priority of an engine among the engines of its rank.
@@ -94,9 +97,15 @@ impl Priority {
 }
 
 impl Default for EngineRequirements {
-    /// Requires an engine of normal priority with streams that copies any number of bytes.
+    /// Requires an engine of normal priority with streams that copies any number of bytes, on a
+    /// device without other work.
     fn default() -> Self {
-        Self { streams: true, copy_bytes_max: u64::MAX, priority: Priority::Normal }
+        Self {
+            streams: true,
+            copy_bytes_max: u64::MAX,
+            priority: Priority::Normal,
+            beside_compute: false,
+        }
     }
 }
 

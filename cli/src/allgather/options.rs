@@ -89,6 +89,10 @@ pub(crate) struct Options {
     /// each size)
     #[arg(long, default_value = "auto", value_name = "KIND", value_parser = target::engine_parser())]
     pub(crate) engine: EngineKind,
+    /// Run beside kernels: let GPUs return the own block over the link, and add on few
+    /// multiprocessors, even if that is slower on an idle GPU
+    #[arg(long)]
+    pub(crate) beside_compute: bool,
     /// Fail instead of falling back to host memory, if GPUs have no peer access, to compute units
     /// that copy or add, such as the own block of a GPU, or to a thread that drives the copies
     #[arg(long)]
@@ -343,6 +347,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--limit", options.limit.to_string()),
         ("--graph", options.graph.to_string()),
         ("--strict", options.strict.to_string()),
+        ("--beside-compute", options.beside_compute.to_string()),
         ("--self-copy", self_copy_name(&options.self_copy).to_owned()),
         ("--reduce-blocks", given(options.reduce_blocks.map(|blocks| blocks.to_string()))),
         ("--engine", options.engine.name().to_owned()),

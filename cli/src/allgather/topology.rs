@@ -180,7 +180,8 @@ pub(super) fn open(
         .topology(rank_topology.topology.clone())
         .timeout(options.run.timeout)
         .start_timeout(options.run.timeout)
-        .strict(options.strict);
+        .strict(options.strict)
+        .beside_compute(options.beside_compute);
 
     let mut open = OpenOptions::default()
         .backend(backend)

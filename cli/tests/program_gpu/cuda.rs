@@ -266,6 +266,10 @@ fn copies_by_compute_units_are_reported_and_strict_refuses_them() {
         (2, "--self-copy local --graph", block, block),
         (2, "--self-copy link", block, 0),
         (2, "--self-copy link --graph", block, 0),
+        (2, "--beside-compute", block, 0),
+        (2, "--beside-compute --graph", block, 0),
+        // An option of the fabric goes before the intent.
+        (2, "--beside-compute --self-copy local", block, block),
         // Nothing is put to a peer, so nothing can come back.
         (2, "--self-copy link --algorithm pull", block, block),
         (2, "--in-place", 0, 0),
@@ -283,7 +287,7 @@ fn copies_by_compute_units_are_reported_and_strict_refuses_them() {
             bytes => vec![
                 format!(
                     "compute units copy {bytes} bytes from the rank to itself; run in place, or \
-                     select `SelfCopy::Link` (--self-copy link) and an algorithm that puts these \
+                     set `beside_compute` (--beside-compute) with an algorithm that puts these \
                      bytes to a peer too"
                 )
                 .into(),

@@ -168,6 +168,7 @@ struct Setup {
     network: Option<Arc<DynFabric>>,
     topology: Topology,
     strict: bool,
+    beside_compute: bool,
     mixed: bool,
     refusal: Option<Arc<str>>,
     /// All ranks have the same link rates, so that they choose the same algorithm.
@@ -405,6 +406,7 @@ impl Group {
         GroupOptions::default()
             .timeout(self.runtime.life.timeout)
             .strict(setup.strict)
+            .beside_compute(setup.beside_compute)
             .topology(Topology::by_key(&nodes)?)
             .selected(setup.selection.device, setup.selection.reasons.clone())
             .measured_links(setup.links_measured.then(|| setup.links.clone()))

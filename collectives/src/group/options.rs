@@ -36,6 +36,7 @@ pub struct GroupOptions {
     topology: Option<Topology>,
     links: Option<Links>,
     strict: bool,
+    beside_compute: bool,
     progress_thread: bool,
     heap_bytes: Option<u64>,
     device: Option<u32>,
@@ -52,6 +53,7 @@ impl Default for GroupOptions {
             topology: None,
             links: None,
             strict: false,
+            beside_compute: false,
             progress_thread: false,
             heap_bytes: None,
             device: None,
@@ -111,6 +113,16 @@ impl GroupOptions {
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
+        self
+    }
+
+    /// Sets whether operations run beside kernels of the caller, and so take few compute units; off by default.
+    ///
+    /// [`OperationBuilder::beside_compute`](crate::group::OperationBuilder::beside_compute) describes it, and overrides it for an
+    /// operation.
+    #[must_use]
+    pub fn beside_compute(mut self, beside_compute: bool) -> Self {
+        self.beside_compute = beside_compute;
         self
     }
 
@@ -287,6 +299,7 @@ impl GroupOptions {
             .and_then(|offers| links::of_all(&offers, 0))?;
 
         let ((topology, network), strict) = (joined?, self.strict);
+        let beside_compute = self.beside_compute;
         let selection = Selection {
             local: fabric.backend(),
             device: self.device,
@@ -301,6 +314,7 @@ impl GroupOptions {
             network: network.map(Arc::new),
             topology,
             strict,
+            beside_compute,
             mixed,
             refusal,
             links,
@@ -319,7 +333,7 @@ impl GroupOptions {
 
     /// Returns the options that a group split from another one can have.
     pub(super) fn of_part(self) -> Result<PartOptions, Error> {
-        let Self { label, timeout, topology, links, strict, heap_bytes, .. } = self;
+        let Self { label, timeout, topology, links, strict, beside_compute, heap_bytes, .. } = self;
         label.as_deref().map_or(Ok(()), check_label)?;
         for (name, is_set) in [("topology", topology.is_some()), ("links", links.is_some())] {
             if is_set {
@@ -329,7 +343,7 @@ impl GroupOptions {
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
         }
-        Ok(PartOptions { timeout, strict, heap_bytes })
+        Ok(PartOptions { timeout, strict, beside_compute, heap_bytes })
     }
 
     fn offer(
@@ -437,6 +451,7 @@ pub(super) fn check_label(label: &str) -> Result<(), Error> {
 pub(super) struct PartOptions {
     pub(super) timeout: Duration,
     pub(super) strict: bool,
+    pub(super) beside_compute: bool,
     pub(super) heap_bytes: Option<u64>,
 }
 
@@ -448,6 +463,7 @@ impl PartOptions {
             [
                 ("timeout", format!("{:?}", options.timeout)),
                 ("strict", options.strict.to_string()),
+                ("beside_compute", options.beside_compute.to_string()),
                 ("heap_bytes", heap_bytes.map_or("default".to_owned(), |it| it.to_string())),
             ]
         };

@@ -170,8 +170,8 @@ impl fmt::Display for Fallback {
                 write!(
                     f,
                     "compute units copy {compute_bytes} bytes from the rank to itself; run in place, or \
-                     select `SelfCopy::Link` (--self-copy link) and an algorithm that puts these bytes \
-                     to a peer too"
+                     set `beside_compute` (--beside-compute) with an algorithm that puts these bytes to \
+                     a peer too"
                 )
             }
             Self::Compute(TierReport { compute_bytes, .. }) => {

@@ -103,7 +103,8 @@ impl Group {
 
     /// Returns the options with which [`split`](Self::split) opens a group: the timeout and the strictness of this one.
     pub fn split_options(&self) -> GroupOptions {
-        GroupOptions::default().timeout(self.timeout()).strict(self.setup.strict)
+        let options = GroupOptions::default().timeout(self.timeout()).strict(self.setup.strict);
+        options.beside_compute(self.setup.beside_compute)
     }
 
     fn divide(&mut self, options: GroupOptions, part: Part) -> Result<Option<Self>, Error> {
@@ -144,7 +145,7 @@ impl Group {
         let first = &wishes[members[0].index()];
         let life = &self.runtime.life;
         let bootstrap = life.bootstrap.subgroup(first.number, &members)?;
-        let PartOptions { timeout, strict, heap_bytes } = first.options;
+        let PartOptions { timeout, strict, beside_compute, heap_bytes } = first.options;
         let first_ranks = members.iter().map(|member| life.identity.first(*member));
         let first_ranks = first_ranks.collect();
 
@@ -166,7 +167,8 @@ impl Group {
         let heap = self.heap.of_subgroup(heap_bytes, allocation, blocks);
         let nodes = members.iter().map(|member| self.topology().node(*member));
         let topology = Topology::by_key(nodes)?;
-        let setup = Setup { topology, strict, is_split: true, ..self.setup.clone() };
+        let setup =
+            Setup { topology, strict, beside_compute, is_split: true, ..self.setup.clone() };
         Ok(Some(Self::new(membership, setup, runtime, heap)))
     }
 

@@ -6,7 +6,7 @@ use peerlane_collectives::bootstrap::Bootstrap;
 use peerlane_collectives::bootstrap::in_process::{self, InProcessBootstrap};
 use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::{Group, Operation};
+use peerlane_collectives::group::{Group, GroupOptions, Operation};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 use peerlane_test_support::Stopwatch;
@@ -131,4 +131,34 @@ fn a_barrier_may_come_before_or_after_a_wait() {
         group.close()
     })
     .unwrap();
+}
+
+#[test]
+fn an_operation_beside_compute_is_so_on_all_ranks_and_in_the_groups_of_a_group() {
+    let texts = in_process::run(2, |bootstrap| {
+        let rank = bootstrap.rank();
+        let fabric = host::Fabric::open(rank, bootstrap.ranks())?;
+        let options = GroupOptions::default().beside_compute(true);
+        let mut group = options.open(bootstrap, fabric)?;
+
+        // The operation of a group that was split from it has the same intent.
+        let mut part = group.split(Some(0), 0)?.expect("every rank has a color");
+        let is_beside = rank == Rank(0);
+        let differing = part.all_gather::<u8>(1).beside_compute(is_beside).prepare().unwrap_err();
+        part.all_gather::<u8>(1).beside_compute(true).prepare()?.run()?;
+        let of_group = match is_beside {
+            true => part.all_gather::<u8>(1),
+            false => part.all_gather::<u8>(1).beside_compute(true),
+        };
+        of_group.prepare()?.run()?;
+
+        part.close()?;
+        group.close()?;
+        Ok(differing.to_string())
+    });
+    let expected =
+        "all-gather 1: ranks disagree: beside_compute is false on rank 1, true on rank 0";
+    for text in texts.unwrap() {
+        assert!(text.contains(expected), "{text}");
+    }
 }

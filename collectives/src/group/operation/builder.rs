@@ -81,6 +81,7 @@ impl<'g, T> OperationBuilder<'g, T> {
             needs_windows: false,
             any_engine: false,
             priority: Priority::Normal,
+            beside_compute: group.setup.beside_compute,
             strict,
             traced: false,
             resizable: false,
@@ -304,6 +305,20 @@ impl<'g, T> OperationBuilder<'g, T> {
     #[must_use]
     pub fn priority(mut self, priority: Priority) -> Self {
         self.spec.priority = priority;
+        self
+    }
+
+    /// Sets whether the operation runs beside kernels of the caller, such as the matrix products
+    /// that its data is gathered for. The default is the group's setting.
+    ///
+    /// Then it takes as few compute units as the device allows, even if that is slower on an idle
+    /// device: on GPUs, the own block of a rank returns over the link, and a reduction runs on at
+    /// most 16 blocks of threads unless the options of the fabric name another number. The
+    /// [fallbacks](crate::group::Report::fallbacks) of the report say what compute units still do;
+    /// only [`strict`](Self::strict) makes that an error. Every rank sets the same value.
+    #[must_use]
+    pub fn beside_compute(mut self, beside_compute: bool) -> Self {
+        self.spec.beside_compute = beside_compute;
         self
     }
 

@@ -129,7 +129,12 @@ impl OperationPlan {
         request.fields.extend(lens::fields(&blocks));
         let streams = spec.capturable || !spec.any_engine;
         let (_, copy_bytes_max) = layout.block_bytes_min_max();
-        let requirements = EngineRequirements { streams, copy_bytes_max, priority: spec.priority };
+        let requirements = EngineRequirements {
+            streams,
+            copy_bytes_max,
+            priority: spec.priority,
+            beside_compute: spec.beside_compute,
+        };
         let caps = engine(requirements)?;
         // Plans are alike on all ranks, and every engine can set flags one by one.
         let batched = caps.flags_batched && !group.mixed;
@@ -143,7 +148,13 @@ impl OperationPlan {
             &spec.method,
             topology,
             &blocks_of_ranks,
-            Needs { shape, capturable: spec.capturable, gets, has_neighbors: has_neighbors(&spec) },
+            Needs {
+                shape,
+                capturable: spec.capturable,
+                gets,
+                has_neighbors: has_neighbors(&spec),
+                returns_own_block: spec.beside_compute && !in_place,
+            },
             group.links,
         )?;
         if choice.chunks != layout.chunks() {
@@ -203,6 +214,7 @@ impl OperationPlan {
                 capturable: self.spec.capturable,
                 gets: self.can_get,
                 has_neighbors: has_neighbors(&self.spec),
+                returns_own_block: self.spec.beside_compute && !self.shape.in_place,
             };
             let choice = choose(&self.spec.method, &self.topology, &blocks, needs, links)?;
             let now = (choice.algorithm, choice.chunks);
@@ -444,6 +456,8 @@ struct Needs {
     gets: bool,
     /// Whether blocks of different ranks are neighbors in the output, unless a rank has a list.
     has_neighbors: bool,
+    /// Whether the own block returns over the link from a peer to which it was put.
+    returns_own_block: bool,
 }
 
 /// Returns whether blocks of different ranks are neighbors in the output, as far as all ranks know.
@@ -498,13 +512,16 @@ fn refused(
     links: &Links,
     measured: bool,
 ) -> Vec<(Algorithm, &'static str)> {
-    let &Needs { shape, capturable, gets, has_neighbors } = needs;
+    let &Needs { shape, capturable, gets, has_neighbors, returns_own_block } = needs;
     let in_graph = capturable && !shape.tiers;
 
     let reason = |algorithm| {
         let schedule = schedule(algorithm);
         if schedule.gets && !gets {
             return Some("not all engines of this rank have gets");
+        }
+        if schedule.gets && returns_own_block {
+            return Some("beside compute, the own block returns over the link from a put");
         }
         if schedule.joins_blocks && !has_neighbors {
             return Some("blocks of different ranks are not neighbors in the output");
@@ -532,7 +549,8 @@ mod tests {
     }
 
     fn needs(shape: Shape) -> Needs {
-        Needs { shape, capturable: false, gets: true, has_neighbors: true }
+        let (capturable, returns_own_block) = (false, false);
+        Needs { shape, capturable, gets: true, has_neighbors: true, returns_own_block }
     }
 
     fn decided(method: &Method, nodes: &[u32], block_bytes: u64) -> (Algorithm, u32) {
@@ -601,6 +619,16 @@ mod tests {
         assert_eq!(chosen(true).algorithm, Algorithm::Pull);
         assert_eq!(chosen(false).algorithm, Algorithm::Direct);
         assert!(chosen(false).explain().contains("not all engines of this rank have gets"));
+    }
+
+    #[test]
+    fn beside_compute_no_algorithm_is_chosen_that_only_gets() {
+        let topology = Topology::of_nodes(&[0; 4]).unwrap();
+        let method = Method::default();
+        let needs = Needs { returns_own_block: true, ..needs(Shape::default()) };
+        let choice = choose(&method, &topology, &[64 << 20; 4], needs, (&known(), true)).unwrap();
+        assert_ne!(choice.algorithm, Algorithm::Pull);
+        assert!(choice.explain().contains("beside compute"), "{choice}");
     }
 
     #[test]

@@ -327,6 +327,7 @@ impl Preparation {
         add("flags", plan.flags.to_string());
         add("capturable", spec.capturable.to_string());
         add("strict", spec.strict.to_string());
+        add("beside_compute", spec.beside_compute.to_string());
         add("resizable", spec.resizable.to_string());
         add("columns", format!("{:?}", spec.columns));
         if spec.resizable {

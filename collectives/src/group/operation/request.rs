@@ -60,6 +60,7 @@ pub(super) struct OperationSpec {
     pub(super) needs_windows: bool,
     pub(super) any_engine: bool,
     pub(super) priority: Priority,
+    pub(super) beside_compute: bool,
     pub(super) strict: bool,
     pub(super) traced: bool,
     pub(super) resizable: bool,

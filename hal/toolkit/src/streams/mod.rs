@@ -85,6 +85,11 @@ const fn commands_max(ops: usize) -> usize {
 }
 const _: () = assert!(commands_max(SLICE_OPS_MAX) <= COMMANDS_MAX);
 
+/// The most blocks of threads of a reduction beside kernels of the caller, unless the backend is told
+/// another number: an eighth of the multiprocessors of an H100. They add faster than a link brings
+/// contributions (docs/perf/cuda-additions.md).
+const REDUCE_BLOCKS_BESIDE_COMPUTE: u32 = 16;
+
 const SPIN: Duration = Duration::from_micros(20);
 /// A parked thread may sleep this long between two checks, because the streams wait for flags themselves.
 const SLEEP_MAX: Duration = Duration::from_micros(200);
@@ -112,7 +117,18 @@ pub struct EngineSetup {
 
 impl EngineSetup {
     /// Creates the parameters of an engine from the request of a fabric.
+    ///
+    /// `self_copy` and `reduce_blocks` are those of the options of the fabric. An engine beside
+    /// compute returns the own block over the link, unless the options name another method.
     pub fn new(request: &EngineRequest, self_copy: SelfCopy, reduce_blocks: Option<u32>) -> Self {
+        let is_beside = request.requirements.beside_compute;
+        let self_copy = match self_copy {
+            SelfCopy::Auto if is_beside => SelfCopy::Link,
+            given => given,
+        };
+        let reduce_blocks =
+            reduce_blocks.or_else(|| is_beside.then_some(REDUCE_BLOCKS_BESIDE_COMPUTE));
+
         Self {
             rank: request.rank,
             peers: request.peers.iter().map(|peer| peer.peer).collect(),
