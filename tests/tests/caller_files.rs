@@ -105,9 +105,12 @@ impl Arena {
 
     /// Returns how often this process has mapped the file and opened it.
     fn uses(&self) -> (usize, usize) {
-        let inode = format!(" {} ", self.file.metadata().unwrap().ino());
+        // Files of other devices, such as a library, can have the same inode number.
+        let file = self.file.metadata().unwrap();
+        let (major, minor) = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
+        let place = format!(" {major:02x}:{minor:02x} {} ", file.ino());
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
-        let mapped = maps.lines().filter(|line| line.contains(&inode)).count();
+        let mapped = maps.lines().filter(|line| line.contains(&place)).count();
 
         let own = fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd())).unwrap();
         let opened = fs::read_dir("/proc/self/fd").unwrap().flatten();
