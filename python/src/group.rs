@@ -181,8 +181,8 @@ fn memory_of(address: &Bound<'_, PyAny>, nbytes: &Bound<'_, PyAny>) -> PyResult<
     Ok((address, nbytes))
 }
 
-/// Returns a duplicate of a descriptor, which the caller may close while the call goes on, with the
-/// length and the place of a part of its file.
+/// Returns a duplicate of a descriptor, with the length and the offset of a part of its file. The
+/// caller may close the descriptor while the call goes on.
 fn file_of(
     descriptor: &Bound<'_, PyAny>,
     nbytes: &Bound<'_, PyAny>,

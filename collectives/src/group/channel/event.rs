@@ -3,7 +3,7 @@
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, Rank, RegionFlag};
@@ -110,18 +110,24 @@ pub(super) enum Condition {
 }
 
 impl ChannelSide {
-    /// Returns whether a condition is met. `done` is what the queue has done.
-    pub(super) fn is_met(&self, condition: Condition, done: u64) -> bool {
+    /// Returns the word of a flag of the host, or `None` if it is in device memory.
+    pub(super) fn word_of(&self, flag: RegionFlag) -> Option<&AtomicU64> {
+        // All starts of the host have the same flags.
+        self.memory.flag(flag, Start::Eager(1))
+    }
+
+    /// Returns how often a signal has been given since the channel was opened.
+    pub(super) fn count_in(&self, word: &AtomicU64) -> u64 {
+        word.load(Ordering::Acquire).saturating_sub(self.memory.epoch_base)
+    }
+
+    /// Returns whether a condition is met, as far as the last poll of the engine shows.
+    pub(super) fn is_met(&self, condition: Condition) -> bool {
         match condition {
-            Condition::Done(number) => number <= done,
+            Condition::Done(number) => number <= self.done.load(Ordering::Acquire),
+            // Without a word, the call that has made the condition was refused.
             Condition::Signalled { flag, count } => {
-                // All starts of the host have the same flags. Without a word, the flags are in
-                // device memory, and the call that has made the condition was refused.
-                let word = self.memory.flag(flag, Start::Eager(1));
-                word.is_some_and(|word| {
-                    let given = word.load(Ordering::Acquire);
-                    given.saturating_sub(self.memory.epoch_base) >= count
-                })
+                self.word_of(flag).is_some_and(|word| self.count_in(word) >= count)
             }
         }
     }
@@ -282,15 +288,15 @@ impl<T: Element> Channel<T> {
             }
             ChannelEvent::Message(ticket) => {
                 let side = self.sides[ticket.tier as usize].as_ref();
-                Ok(side.is_some_and(|side| side.queue().done() >= ticket.number))
+                Ok(side.is_some_and(|side| side.is_met(Condition::Done(ticket.number))))
             }
         }
     }
 
     /// Returns how often a peer has given a signal since the channel was opened.
     pub(super) fn given_by(&self, peer: Rank, signal: usize) -> Result<u64, Error> {
-        let value = self.flag(peer, signal)?.load(Ordering::Acquire);
-        Ok(value.saturating_sub(self.epoch_base))
+        let (side, word) = self.flag(peer, signal)?;
+        Ok(side.count_in(word))
     }
 
     /// Returns how often this rank has waited for a signal.

@@ -104,7 +104,6 @@ pub struct Channel<T> {
     len: usize,
     /// The number of signals of the caller. Each rank has one more, which ends the channel.
     signals: u64,
-    epoch_base: u64,
     /// How often this rank has given each signal to each peer.
     given: Box<[u64]>,
     /// How often this rank has waited for each signal of each peer. Notifications share it.
@@ -489,13 +488,12 @@ impl<T: Element> Channel<T> {
         u64::from(from.0) * words_of_rank(self.signals) + signal as u64 * FLAG_WORDS
     }
 
-    fn flag(&self, peer: Rank, signal: usize) -> Result<&AtomicU64, Error> {
-        let side = self.sides[self.tiers[peer.index()] as usize].as_ref();
+    /// Returns the word of a signal that a peer gives, with the side that reads it.
+    fn flag(&self, peer: Rank, signal: usize) -> Result<(&ChannelSide, &AtomicU64), Error> {
+        let side = self.sides[self.tiers[peer.index()] as usize].as_deref();
         let place = self.flag_of(peer, peer, signal);
 
-        // All starts of the host have the same flags.
-        let word = side.and_then(|side| side.memory.flag(place, Start::Eager(1)));
-
+        let word = side.and_then(|side| Some((side, side.word_of(place)?)));
         word.ok_or_else(|| {
             let text =
                 "the signals are in device memory, expected host memory, which the host polls";

@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -131,7 +131,7 @@ impl Notification {
             polled.map_err(|error| fail(life, &side.name, error))?;
         }
 
-        if side.is_met(watcher.condition, side.done.load(Ordering::Acquire)) {
+        if side.is_met(watcher.condition) {
             if let (Some((counts, index)), ChannelEvent::Signal { count, .. }) =
                 (&self.awaited, watcher.event)
             {
@@ -242,10 +242,10 @@ pub(super) struct Watcher {
 }
 
 impl ChannelSide {
-    /// Returns whether the caller of a watcher has to look. `done` is what the queue has done.
-    pub(super) fn is_due(&self, watcher: &Watcher, done: u64) -> bool {
+    /// Returns whether the caller of a watcher has to look.
+    pub(super) fn is_due(&self, watcher: &Watcher) -> bool {
         let has_left = |peer| self.life.has_any_left() && self.life.has_left(peer);
-        self.is_met(watcher.condition, done)
+        self.is_met(watcher.condition)
             || watcher.deadline.has_passed()
             || watcher.event.signalling_peer().is_some_and(has_left)
     }
@@ -256,13 +256,12 @@ impl ChannelSide {
 #[derive(Default)]
 pub(super) struct Watchers {
     all: Mutex<Vec<Arc<Watcher>>>,
-    count: AtomicUsize,
     has_ended: AtomicBool,
 }
 
 impl Watchers {
     pub(super) fn is_empty(&self) -> bool {
-        self.count.load(Ordering::SeqCst) == 0
+        self.lock().is_empty()
     }
 
     /// Returns whether the channel was dropped.
@@ -276,13 +275,10 @@ impl Watchers {
         if !all.iter().any(|other| Arc::ptr_eq(other, watcher)) {
             all.push(Arc::clone(watcher));
         }
-        self.count.store(all.len(), Ordering::SeqCst);
     }
 
     fn remove(&self, watcher: &Arc<Watcher>) {
-        let mut all = self.lock();
-        all.retain(|other| !Arc::ptr_eq(other, watcher));
-        self.count.store(all.len(), Ordering::SeqCst);
+        self.lock().retain(|other| !Arc::ptr_eq(other, watcher));
     }
 
     /// Tells the callers of the events that are due, and removes these events. No other lock may be
@@ -296,9 +292,7 @@ impl Watchers {
     fn take_first(&self, is_due: impl Fn(&Watcher) -> bool) -> Option<Arc<Watcher>> {
         let mut all = self.lock();
         let index = all.iter().position(|watcher| is_due(watcher))?;
-        let first = all.swap_remove(index);
-        self.count.store(all.len(), Ordering::SeqCst);
-        Some(first)
+        Some(all.swap_remove(index))
     }
 
     /// Ends all waits, because the channel is dropped.

@@ -158,7 +158,6 @@ fn open<T: Element>(
         window: Arc::clone(window),
         len,
         signals,
-        epoch_base: group.heap.epoch_base(),
         given: vec![0; counts].into_boxed_slice(),
         awaited: (0..counts).map(|_| AtomicU64::new(0)).collect(),
         host_waits,

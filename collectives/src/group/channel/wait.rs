@@ -263,9 +263,9 @@ impl<T: Element> Channel<T> {
     fn spin(&self, events: &[ChannelEvent]) -> Result<bool, Error> {
         // A short message is waited for here, so its word is found only once.
         if let &[ChannelEvent::Signal { peer, signal, count }] = events {
-            let word = self.flag(peer, signal)?;
+            let (side, word) = self.flag(peer, signal)?;
             for _ in 0..SPINS {
-                if word.load(Ordering::Acquire).saturating_sub(self.epoch_base) >= count {
+                if side.count_in(word) >= count {
                     return Ok(true);
                 }
                 std::hint::spin_loop();

@@ -94,8 +94,7 @@ impl Work for ChannelSide {
         // If another thread uses the engine, that thread moves them. It can wait for long, so the
         // callers of notifications are told here what it has found.
         let Some(mut queue) = self.free_queue() else {
-            let done = self.done.load(Ordering::Acquire);
-            self.watchers.tell_due(|watcher| self.is_due(watcher, done));
+            self.watchers.tell_due(|watcher| self.is_due(watcher));
             return Ok(Driven { has_progressed: false, is_open: self.is_open() });
         };
 
@@ -109,10 +108,7 @@ impl Work for ChannelSide {
         drop(queue);
 
         // After the error of an engine, the callers find it out themselves.
-        match is_polled {
-            true => self.watchers.tell_due(|watcher| self.is_due(watcher, done)),
-            false => self.watchers.tell_due(|_| true),
-        }
+        self.watchers.tell_due(|watcher| !is_polled || self.is_due(watcher));
         Ok(Driven { has_progressed: done > before, is_open })
     }
 

@@ -68,7 +68,7 @@ impl Drop for StartOfFuture {
     }
 }
 
-/// Has the progress thread drive a start, whose completion its caller is then told.
+/// Has the progress thread drive a start and tell its caller when the start is complete.
 fn observe(execution: &Execution, runtime: &Runtime) -> Result<(), Error> {
     let tracker = &execution.tracker;
     if !tracker.is_observed() {

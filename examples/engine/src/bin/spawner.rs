@@ -11,7 +11,7 @@ use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::{Hub, TcpBootstrap};
 use peerlane::{Backend, Deadline, Group, OpenOptions, Rank};
 
-/// A rank finds the address of the hub, its number and the number of ranks in its arguments.
+/// Begins the arguments of a rank: the address of the hub, the rank, and the number of ranks.
 const RANK: &str = "--rank";
 const LEN: usize = 1000;
 const START_TIMEOUT: Duration = Duration::from_secs(60);
