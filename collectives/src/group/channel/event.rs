@@ -111,17 +111,20 @@ pub(super) enum Condition {
 
 impl ChannelSide {
     /// Returns the word of a flag of the host, or `None` if it is in device memory.
+    #[inline]
     pub(super) fn word_of(&self, flag: RegionFlag) -> Option<&AtomicU64> {
         // All starts of the host have the same flags.
         self.memory.flag(flag, Start::Eager(1))
     }
 
     /// Returns how often a signal has been given since the channel was opened.
+    #[inline]
     pub(super) fn count_in(&self, word: &AtomicU64) -> u64 {
         word.load(Ordering::Acquire).saturating_sub(self.memory.epoch_base)
     }
 
     /// Returns whether a condition is met, as far as the last poll of the engine shows.
+    #[inline]
     pub(super) fn is_met(&self, condition: Condition) -> bool {
         match condition {
             Condition::Done(number) => number <= self.done.load(Ordering::Acquire),

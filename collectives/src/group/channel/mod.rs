@@ -699,6 +699,7 @@ impl ChannelSide {
     }
 
     /// Asks the engine what is complete, and notes it.
+    #[inline]
     fn poll(&self, queue: &mut Queue) -> Result<(), Error> {
         let polled = queue.poll();
         self.done.store(queue.done(), Ordering::Release);
