@@ -4,12 +4,13 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::ErrorKind;
+use peerlane_hal::{EngineOffer, ErrorKind};
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::DevicePtr;
 use peerlane_toolkit::peers::{
     self, DeviceId, EngineRequest, PeerDevice, PeerOptions, Reachability,
 };
+use peerlane_toolkit::streams;
 
 use crate::device::{self, Context, Device, DeviceLink};
 use crate::engine::{Engine, EngineSetup, SelfCopy, SignalBy, probe_signal};
@@ -96,6 +97,10 @@ unsafe impl PeerDevice for Context {
 
     fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Error> {
         probe_signal(self, flag)
+    }
+
+    fn offers(context: &Arc<Self>, _: &Options) -> Result<Vec<EngineOffer>, Error> {
+        Ok(vec![streams::offer(&**context)?])
     }
 
     fn engine(

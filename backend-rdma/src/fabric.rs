@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use peerlane_hal::{
-    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Link, LinkKind, Rank,
+    BackendId, Deadline, EngineOffer, EngineRequirements, Fabric as FabricTrait, Link, LinkKind,
+    Rank,
 };
 
 use crate::connection::{Address, Connections, Control, Peer, Resources, Service};
@@ -181,7 +182,12 @@ unsafe impl FabricTrait for Fabric {
         Self::open_with(rank, ranks, self.resources().options.clone())
     }
 
-    fn engine(&self, _: EngineRequirements) -> Result<Engine, Error> {
+    fn offers(&self) -> Result<Vec<EngineOffer>, Error> {
+        Ok(vec![EngineOffer::new(Engine::offered_caps(&self.memory.connections)?)])
+    }
+
+    fn engine(&self, requirements: EngineRequirements) -> Result<Engine, Error> {
+        requirements.select(&self.offers()?).map_err(Error::argument)?;
         Engine::open(&self.memory.connections)
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::ErrorKind;
+use peerlane_hal::{EngineOffer, ErrorKind};
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::DevicePtr;
 use peerlane_toolkit::peers::{
@@ -12,7 +12,7 @@ use peerlane_toolkit::peers::{
 };
 
 use crate::device::{Context, Device, DeviceLink, find_device, link_between};
-use crate::engine::{Engine, EngineKind, SelfCopy, SignalBy, probe_signal, striped_rate};
+use crate::engine::{Engine, EngineKind, SelfCopy, SignalBy, offers, probe_signal};
 use crate::error::Error;
 use crate::sys::hip::hipError_t;
 
@@ -30,7 +30,7 @@ pub struct Options {
     pub signal: Option<SignalBy>,
     /// The method by which a rank copies its own block to its own output.
     pub self_copy: SelfCopy,
-    /// Whether the engines use HIP streams or SDMA engines.
+    /// The kinds of engines that the fabric offers: those on HIP streams, SDMA engines, or both.
     pub engine: EngineKind,
 }
 
@@ -97,10 +97,8 @@ unsafe impl PeerDevice for Context {
         options.engine.for_device(self) == EngineKind::Sdma
     }
 
-    fn striped_rate(&self, options: &Options) -> u64 {
-        let is_auto = options.engine == EngineKind::Auto
-            && options.engine.for_device(self) == EngineKind::Streams;
-        if is_auto { striped_rate(self) } else { 0 }
+    fn offers(context: &Arc<Self>, options: &Options) -> Result<Vec<EngineOffer>, Error> {
+        offers(context, options.engine)
     }
 
     fn engine(
@@ -108,7 +106,7 @@ unsafe impl PeerDevice for Context {
         options: &Options,
         request: EngineRequest,
     ) -> Result<Engine, Error> {
-        Engine::open(context, options.engine, options.self_copy, &request)
+        Engine::open(context, options.self_copy, &request)
     }
 
     fn fault(error: &Error) -> Option<&Fault> {

@@ -49,8 +49,7 @@ impl Bare {
             fabric.memory().import(peer, &key, deadline)
         };
         let (peer_data, peer_flags) = (import(&data_keys)?, import(&flag_keys)?);
-        let requirements =
-            EngineRequirements { streams: false, copy_bytes_max: bytes, ..Default::default() };
+        let requirements = EngineRequirements { streams: false, ..Default::default() };
         let engine = fabric.engine(requirements)?;
         Ok(Self { engine, data, flags, peer_data, peer_flags, count: 0, _fabric: fabric })
     }

@@ -13,7 +13,7 @@ use crate::deadline::Deadline;
 use crate::dynamic_engine::DynEngine;
 use crate::dynamic_error::{DynError, wrong_type};
 use crate::error::{Error, ErrorKind};
-use crate::fabric::{EngineRequirements, Fabric, Link};
+use crate::fabric::{EngineOffer, EngineRequirements, Fabric, Link};
 use crate::key::{BackendId, Envelope, Generation, KeyError, RemoteKey};
 use crate::memory::{DynImport, DynRegion, PeerMemory, Region, Role};
 use crate::rank::Rank;
@@ -158,6 +158,10 @@ unsafe impl Fabric for DynFabric {
         self.0.reopen(rank, ranks)
     }
 
+    fn offers(&self) -> Result<Vec<EngineOffer>, DynError> {
+        self.0.offers()
+    }
+
     fn engine(&self, requirements: EngineRequirements) -> Result<DynEngine, DynError> {
         self.0.engine(requirements)
     }
@@ -214,6 +218,7 @@ trait ErasedFabric: Send + Sync {
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), DynError>;
     fn link(&self, peer: Rank) -> Option<Link>;
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<DynFabric, DynError>;
+    fn offers(&self) -> Result<Vec<EngineOffer>, DynError>;
     fn engine(&self, requirements: EngineRequirements) -> Result<DynEngine, DynError>;
     fn allocate(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError>;
     fn allocate_on_demand(&self, bytes: u64, role: Role) -> Result<DynRegion, DynError>;
@@ -258,6 +263,10 @@ impl<F: Fabric> ErasedFabric for TypedFabric<F> {
 
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<DynFabric, DynError> {
         self.0.reopen(rank, ranks).map(DynFabric::new).map_err(DynError::new)
+    }
+
+    fn offers(&self) -> Result<Vec<EngineOffer>, DynError> {
+        self.0.offers().map_err(DynError::new)
     }
 
     fn engine(&self, requirements: EngineRequirements) -> Result<DynEngine, DynError> {

@@ -1,7 +1,7 @@
 //! Defines fabrics, which connect ranks, and the links between connected ranks.
 
 use crate::deadline::Deadline;
-use crate::engine::CopyEngine;
+use crate::engine::{Caps, CopyEngine};
 use crate::error::Error;
 use crate::key::BackendId;
 use crate::memory::PeerMemory;
@@ -61,13 +61,66 @@ pub struct Link {
     pub bytes_per_second: Option<f64>,
 }
 
-/// What a caller needs of an engine, for a fabric that has several kinds of engines.
+/// A kind of engines that a fabric can create, described before any of them exists.
+///
+/// A caller compares the offers of all ranks, predicts times from them, and creates an engine of
+/// the kind that it has chosen ([`EngineRequirements::kind`]). A backend with one kind of engines
+/// offers one row:
+///
+/// ```
+/// use peerlane::hal::{Caps, EngineOffer};
+///
+/// const CAPS: Caps = Caps { gets: true, slice_ops_max: 64, ..Caps::new("ring") };
+/// assert_eq!(EngineOffer::new(CAPS).kind(), "ring");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EngineOffer {
+    /// The capabilities of every engine of the kind, with the name of the kind.
+    pub caps: Caps,
+    /// Whether engines of the kind support [streams](crate::CopyEngine::streams) and graphs.
+    pub streams: bool,
+    /// The bandwidth of one copy to a peer in bytes per second, or `None` for that of the
+    /// [link](Link::bytes_per_second).
+    pub bytes_per_second: Option<f64>,
+    /// The time in seconds that each start takes longer than the links explain, such as that of a
+    /// thread that drives the engine.
+    pub start_seconds: f64,
+    /// The number of blocks of threads that the copies of one engine occupy on the compute units, or
+    /// 0 if only copy engines, NICs or processors copy between devices.
+    pub copy_blocks: u32,
+    /// The largest number of blocks of threads that all engines of one operation may have, because
+    /// they wait for each other and must run at the same time; `u32::MAX` for no limit.
+    pub resident_blocks_max: u32,
+}
+
+impl EngineOffer {
+    /// Returns the offer of engines with such capabilities that have no streams, copy at the rate
+    /// of the link and use no compute units.
+    pub const fn new(caps: Caps) -> Self {
+        Self {
+            caps,
+            streams: false,
+            bytes_per_second: None,
+            start_seconds: 0.0,
+            copy_blocks: 0,
+            resident_blocks_max: u32::MAX,
+        }
+    }
+
+    /// Returns the name of the kind, such as `streams`.
+    pub const fn kind(&self) -> &'static str {
+        self.caps.kind
+    }
+}
+
+/// What a caller needs of an engine, such as its kind and its priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineRequirements {
+    /// The name of the kind among those that the fabric [offers](Fabric::offers), or `None` for the
+    /// first one that has what is required.
+    pub kind: Option<&'static str>,
     /// Whether the engine must support [streams](crate::CopyEngine::streams) and graphs, if the backend has them.
     pub streams: bool,
-    /// The size in bytes of the longest copy between two ranks.
-    pub copy_bytes_max: u64,
     /// Which engines of a rank a thread that polls several of them moves first.
     pub priority: Priority,
     /// Whether the engine works beside kernels of the caller, so that its ops should take few
@@ -96,16 +149,36 @@ impl Priority {
     pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::High];
 }
 
+impl EngineRequirements {
+    /// Returns which of the offers of a fabric meets the requirements.
+    ///
+    /// # Errors
+    /// A text for an error of kind [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the
+    /// fabric does not offer the [kind](Self::kind), or offers none.
+    pub fn select(&self, offers: &[EngineOffer]) -> Result<EngineOffer, String> {
+        let has_streams = |offer: &&EngineOffer| offer.streams || !self.streams;
+        let found = match self.kind {
+            Some(kind) => offers.iter().find(|offer| offer.kind() == kind),
+            // A backend without streams offers what it has.
+            None => offers.iter().find(has_streams).or(offers.first()),
+        };
+
+        found.copied().ok_or_else(|| {
+            let known: Vec<_> = offers.iter().map(EngineOffer::kind).collect();
+            format!(
+                "the kind of engines is {:?}, expected one that the fabric offers: {}",
+                self.kind.unwrap_or_default(),
+                known.join(" or ")
+            )
+        })
+    }
+}
+
 impl Default for EngineRequirements {
-    /// Requires an engine of normal priority with streams that copies any number of bytes, on a
-    /// device without other work.
+    /// Requires an engine of any kind and of normal priority, with streams, on a device without
+    /// other work.
     fn default() -> Self {
-        Self {
-            streams: true,
-            copy_bytes_max: u64::MAX,
-            priority: Priority::Normal,
-            beside_compute: false,
-        }
+        Self { kind: None, streams: true, priority: Priority::Normal, beside_compute: false }
     }
 }
 
@@ -200,11 +273,23 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     where
         Self: Sized;
 
-    /// Creates an engine that reaches every connected peer.
+    /// Returns the kinds of engines that the fabric can create once all peers are connected, the
+    /// preferred kind first.
     ///
-    /// Ranks of one fabric that pass equal requirements get engines with equal [`Caps`](crate::Caps).
+    /// There is at least one, and no two have the same name. The offers never change after the last
+    /// peer was connected.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has no queue left.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the device or its driver lacks what every
+    /// kind needs; the error of the vendor's call.
+    fn offers(&self) -> Result<Vec<EngineOffer>, Self::Error>;
+
+    /// Creates an engine that reaches every connected peer, with the [`Caps`](crate::Caps) that the
+    /// fabric [offers](Self::offers) for its kind.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the fabric does not offer the kind;
+    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has no queue left;
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the driver refuses what the kind needs.
     fn engine(&self, requirements: EngineRequirements) -> Result<Self::Engine, Self::Error>;
 }

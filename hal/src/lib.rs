@@ -50,7 +50,7 @@ pub use engine::{
     stream_of,
 };
 pub use error::{Error, ErrorKind};
-pub use fabric::{EngineRequirements, Fabric, Link, LinkKind, Priority};
+pub use fabric::{EngineOffer, EngineRequirements, Fabric, Link, LinkKind, Priority};
 pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};
 pub use memory::{DmaBuf, DynImport, DynRegion, Flush, PeerMemory, Region, Role, Space};
 pub use rank::Rank;

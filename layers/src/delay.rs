@@ -10,7 +10,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
-    Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Flag, Op, Reducer, Ticket,
+    Caps, CopyEngine, EngineOffer, EngineRequirements, ErrorKind, Fabric, Flag, Op, Reducer, Ticket,
 };
 
 use crate::forward::{forward_streams, forward_to_engine};
@@ -33,6 +33,12 @@ impl DelayLayer {
     }
 }
 
+/// Returns the capabilities of an engine whose inner engine has the capabilities `own`.
+fn caps(own: Caps) -> Caps {
+    // Half of each slice are waits, and they end only while the caller calls the engine.
+    Caps { slice_ops_max: own.slice_ops_max / 2, polled: true, ..own }
+}
+
 // SAFETY: the engines wrap engines of the fabric.
 unsafe impl<F: Fabric + 'static> Layer<F> for DelayLayer {
     type Engine = Delay<F>;
@@ -47,6 +53,11 @@ unsafe impl<F: Fabric + 'static> Layer<F> for DelayLayer {
         let random =
             fastrand::Rng::with_seed(self.seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         Delay::new(fabric, requirements, random, self.longest)
+    }
+
+    fn offers(&self, own: Vec<EngineOffer>) -> Vec<EngineOffer> {
+        let offer = |offer: EngineOffer| EngineOffer { caps: caps(offer.caps), ..offer };
+        own.into_iter().map(offer).collect()
     }
 
     fn missing(&self, caps: &Caps) -> Option<String> {
@@ -90,8 +101,7 @@ impl<F: Fabric> Delay<F> {
             engine,
             opener,
             hold: HoldFlags::new(fabric)?,
-            // Half of each slice are waits, and they end only while the caller calls the engine.
-            caps: Caps { slice_ops_max: own.slice_ops_max / 2, polled: true, ..own },
+            caps: caps(own),
             random,
             longest,
             due: VecDeque::new(),

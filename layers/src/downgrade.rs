@@ -3,7 +3,9 @@
 //!
 //! `piece_bytes_max` is not reduced here: it forbids no put, since every backend splits.
 
-use peerlane_hal::{Caps, CopyEngine, EngineRequirements, ErrorKind, Fabric, Op, Ticket};
+use peerlane_hal::{
+    Caps, CopyEngine, EngineOffer, EngineRequirements, ErrorKind, Fabric, Op, Ticket,
+};
 use peerlane_toolkit::check_capabilities;
 
 use crate::forward::{forward_streams, forward_to_engine};
@@ -36,6 +38,24 @@ impl Default for DowngradeLayer {
     }
 }
 
+impl DowngradeLayer {
+    fn caps(self, own: Caps) -> Caps {
+        let put_align_bytes = own.put_align_bytes.max(self.put_align_bytes);
+        assert!(put_align_bytes.is_multiple_of(own.put_align_bytes), "{self:?} over {own:?}");
+        assert!(self.slice_ops_max > 0, "{self:?} leaves no op in a slice");
+
+        Caps {
+            queued_wait: own.queued_wait && self.queued_wait,
+            gets: own.gets && self.gets,
+            // The alignment of rows is not checked here.
+            rows: own.rows && self.rows && put_align_bytes == own.put_align_bytes,
+            slice_ops_max: own.slice_ops_max.min(self.slice_ops_max),
+            put_align_bytes,
+            ..own
+        }
+    }
+}
+
 // SAFETY: the engines wrap engines of the fabric.
 unsafe impl<F: Fabric> Layer<F> for DowngradeLayer {
     type Engine = Downgrade<F::Engine>;
@@ -47,6 +67,11 @@ unsafe impl<F: Fabric> Layer<F> for DowngradeLayer {
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         Ok(Downgrade::new(fabric.engine(requirements).map_err(Error::Inner)?, *self))
+    }
+
+    fn offers(&self, own: Vec<EngineOffer>) -> Vec<EngineOffer> {
+        let offer = |offer: EngineOffer| EngineOffer { caps: self.caps(offer.caps), ..offer };
+        own.into_iter().map(offer).collect()
     }
 }
 
@@ -64,20 +89,7 @@ impl<E: CopyEngine> Downgrade<E> {
     /// Panics if a limit of the layer is zero, or if its alignment is not a multiple of the
     /// engine's.
     pub fn new(engine: E, layer: DowngradeLayer) -> Self {
-        let own = *engine.caps();
-        let put_align_bytes = own.put_align_bytes.max(layer.put_align_bytes);
-        assert!(put_align_bytes.is_multiple_of(own.put_align_bytes), "{layer:?} over {own:?}");
-        assert!(layer.slice_ops_max > 0, "{layer:?} leaves no op in a slice");
-
-        let caps = Caps {
-            queued_wait: own.queued_wait && layer.queued_wait,
-            gets: own.gets && layer.gets,
-            // The alignment of rows is not checked here.
-            rows: own.rows && layer.rows && put_align_bytes == own.put_align_bytes,
-            slice_ops_max: own.slice_ops_max.min(layer.slice_ops_max),
-            put_align_bytes,
-            ..own
-        };
+        let caps = layer.caps(*engine.caps());
 
         Self { engine, caps }
     }

@@ -22,6 +22,7 @@ mod error;
 mod fail_at;
 mod forward;
 mod hold;
+mod kinds;
 mod streams;
 mod throttle;
 mod trace;
@@ -31,14 +32,15 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::{
-    BackendId, Caps, CopyEngine, Deadline, DynRegion, EngineRequirements, ErrorKind, Fabric, Link,
-    PeerMemory, Rank, Role,
+    BackendId, Caps, CopyEngine, Deadline, DynRegion, EngineOffer, EngineRequirements, ErrorKind,
+    Fabric, Link, PeerMemory, Rank, Role,
 };
 
 pub use delay::{Delay, DelayLayer};
 pub use downgrade::{Downgrade, DowngradeLayer};
 pub use error::Error;
 pub use fail_at::{FailAt, FailAtLayer};
+pub use kinds::{Kind, KindsLayer};
 pub use streams::{Graph, Stream, StreamLayer, Streams};
 pub use throttle::{Throttle, ThrottleLayer};
 pub use trace::{Event, Trace, TraceLayer, TraceLog};
@@ -71,6 +73,11 @@ pub unsafe trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
     fn missing(&self, caps: &Caps) -> Option<String> {
         let _ = caps;
         None
+    }
+
+    /// Returns the kinds of engines that a fabric offers, as changed by the layer.
+    fn offers(&self, own: Vec<EngineOffer>) -> Vec<EngineOffer> {
+        own
     }
 
     /// Returns the medium and bandwidth of the link to a peer, as changed by the layer.
@@ -139,6 +146,10 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Self::Error> {
         let fabric = self.fabric.reopen(rank, ranks).map_err(Error::Inner)?;
         Ok(Self::new(fabric, self.layer.clone()))
+    }
+
+    fn offers(&self) -> Result<Vec<EngineOffer>, Self::Error> {
+        Ok(self.layer.offers(self.fabric.offers().map_err(Error::Inner)?))
     }
 
     fn engine(&self, requirements: EngineRequirements) -> Result<L::Engine, Self::Error> {

@@ -15,8 +15,8 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
-    At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Reducer,
-    StreamOrdered, Ticket, stream_of,
+    At, Caps, CopyEngine, EngineOffer, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op,
+    Reducer, StreamOrdered, Ticket, stream_of,
 };
 
 use crate::hold::{self, HoldFlags};
@@ -35,6 +35,14 @@ impl Default for StreamLayer {
     }
 }
 
+/// Returns the capabilities of an engine whose inner engine has the capabilities `own`.
+fn caps(own: Caps) -> Caps {
+    // The wait that holds a slice takes one of its ops. The threads of the streams poll the
+    // engines, so the caller does not.
+    let slice_ops_max = own.slice_ops_max.saturating_sub(1);
+    Caps { slice_ops_max, polled: false, flags_batched: true, rows: false, ..own }
+}
+
 // SAFETY: the engines wrap engines of the fabric.
 unsafe impl<F: Fabric + 'static> Layer<F> for StreamLayer {
     type Engine = Streams<F>;
@@ -43,9 +51,15 @@ unsafe impl<F: Fabric + 'static> Layer<F> for StreamLayer {
         &self,
         fabric: &F,
         _: u64,
-        _: EngineRequirements,
+        requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
-        Streams::new(fabric, self.slices_max)
+        Streams::new(fabric, requirements, self.slices_max)
+    }
+
+    fn offers(&self, own: Vec<EngineOffer>) -> Vec<EngineOffer> {
+        let caps = |offer: EngineOffer| caps(offer.caps);
+        let offer = |offer| EngineOffer { caps: caps(offer), streams: true, ..offer };
+        own.into_iter().map(offer).collect()
     }
 
     fn missing(&self, caps: &Caps) -> Option<String> {
@@ -249,8 +263,12 @@ impl<F: Fabric> Shared<F> {
 }
 
 impl<F: Fabric + 'static> Streams<F> {
-    pub(super) fn new(fabric: &F, slices_max: usize) -> Result<Self, Error<F::Error>> {
-        let engine = || fabric.engine(EngineRequirements::default()).map_err(Error::Inner);
+    pub(super) fn new(
+        fabric: &F,
+        requirements: EngineRequirements,
+        slices_max: usize,
+    ) -> Result<Self, Error<F::Error>> {
+        let engine = || fabric.engine(requirements).map_err(Error::Inner);
         let (engine, opener, replayer) = (engine()?, engine()?, engine()?);
         let own = *engine.caps();
         hold::check_hold(&own)?;
@@ -268,12 +286,14 @@ impl<F: Fabric + 'static> Streams<F> {
         };
         let shared = Arc::new(Shared { engines: Mutex::new(engines), wakeup: Arc::default() });
 
-        // The wait that holds a slice takes one of its ops. The threads of the streams poll the
-        // engines, so the caller does not.
-        let slice_ops_max = own.slice_ops_max - 1;
-        let caps = Caps { slice_ops_max, polled: false, flags_batched: true, rows: false, ..own };
-
-        Ok(Self { shared, caps, slices_max, own: Stream::new(), forked: None, last: Ticket::NONE })
+        Ok(Self {
+            shared,
+            caps: caps(own),
+            slices_max,
+            own: Stream::new(),
+            forked: None,
+            last: Ticket::NONE,
+        })
     }
 
     /// Records a job that submits a slice to the replayer and blocks the stream until the slice is

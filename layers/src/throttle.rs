@@ -17,8 +17,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
-    At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Link, Op,
-    Reducer, Region, Ticket,
+    At, Caps, CopyEngine, EngineOffer, EngineRequirements, Error as _, ErrorKind, Fabric, Flag,
+    Link, Op, Reducer, Region, Ticket,
 };
 use peerlane_toolkit::{Piece, pieces};
 
@@ -49,6 +49,19 @@ pub struct ThrottleLayer {
     pub delay: Duration,
 }
 
+/// Returns the capabilities of an engine whose inner engine has the capabilities `own`.
+fn caps(own: Caps) -> Caps {
+    // Each piece takes two ops, because a hold stands before it.
+    let slice_ops_max = own.slice_ops_max / (2 * pieces_max(&own) as usize);
+    // Holds end only while the caller calls the engine, so it is polled.
+    Caps { slice_ops_max, polled: true, rows: false, ..own }
+}
+
+/// Returns into how many pieces a copy is cut at most.
+fn pieces_max(own: &Caps) -> u64 {
+    if own.slice_ops_max >= SLICE_OPS_FOR_PIECES { PIECES_MAX } else { 1 }
+}
+
 // SAFETY: the engines wrap engines of the fabric.
 unsafe impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
     type Engine = Throttle<F>;
@@ -60,6 +73,11 @@ unsafe impl<F: Fabric + 'static> Layer<F> for ThrottleLayer {
         requirements: EngineRequirements,
     ) -> Result<Self::Engine, Error<F::Error>> {
         Throttle::new(fabric, requirements, *self)
+    }
+
+    fn offers(&self, own: Vec<EngineOffer>) -> Vec<EngineOffer> {
+        let offer = |offer: EngineOffer| EngineOffer { caps: caps(offer.caps), ..offer };
+        own.into_iter().map(offer).collect()
     }
 
     fn missing(&self, caps: &Caps) -> Option<String> {
@@ -106,18 +124,12 @@ impl<F: Fabric> Throttle<F> {
         let own = *engine.caps();
         hold::check_hold(&own)?;
 
-        let splits = own.slice_ops_max >= SLICE_OPS_FOR_PIECES;
-        let pieces_max = if splits { PIECES_MAX } else { 1 };
-        // Each piece takes two ops, because a hold stands before it.
-        let slice_ops_max = own.slice_ops_max / (2 * pieces_max as usize);
-
         Ok(Self {
             engine,
             opener,
             hold: HoldFlags::new(fabric)?,
-            // Holds end only while the caller calls the engine, so it is polled.
-            caps: Caps { slice_ops_max, polled: true, rows: false, ..own },
-            pieces_max,
+            caps: caps(own),
+            pieces_max: pieces_max(&own),
             schedule: Schedule::new(bytes_per_second, delay, Instant::now()),
         })
     }

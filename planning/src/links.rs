@@ -17,6 +17,10 @@ use crate::plan::{Algorithm, FlagOrder, Tier};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Links {
+    /// The kind of engines to which the figures belong, such as `streams`; empty if they belong to
+    /// any kind.
+    #[serde(default)]
+    pub engine: String,
     /// The link of a rank to itself, for copies from its input to its output and for flags between
     /// its lanes.
     pub own: Link,
@@ -91,6 +95,7 @@ impl Links {
         let own = if gpu { Link::self_copy_of_gpu() } else { Link::of_kind(LinkKind::Local) };
 
         Self {
+            engine: String::new(),
             own,
             local: Link::of_kind(local),
             network: Link::of_kind(network),

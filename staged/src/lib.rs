@@ -36,8 +36,8 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use peerlane_hal::{
-    BackendId, CopyEngine as _, Deadline, DynRegion, EngineRequirements, ErrorKind, Fabric, Link,
-    LinkKind, PeerMemory, Rank, Region as _, RemoteKey as _, Role,
+    BackendId, CopyEngine as _, Deadline, DynRegion, EngineOffer, EngineRequirements, ErrorKind,
+    Fabric, Link, LinkKind, PeerMemory, Rank, Region as _, RemoteKey as _, Role,
 };
 
 pub use engine::Engine;
@@ -270,7 +270,20 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
+    fn offers(&self) -> Result<Vec<EngineOffer>, Error> {
+        let shared = &self.memory.shared;
+        let offers = shared.network().offers();
+        let offers = offers.map_err(Error::backend("learn the engines of the network fabric"))?;
+
+        // The engine of the network is of the kind that the network prefers.
+        let network_align = offers.first().map_or(1, |offer| offer.caps.put_align_bytes);
+        Ok(vec![EngineOffer::new(shared.transport().caps(network_align))])
+    }
+
     fn engine(&self, requirements: EngineRequirements) -> Result<Engine<D, N>, Error> {
+        let offer = requirements.select(&self.offers()?).map_err(Error::argument)?;
+        let requirements = EngineRequirements { kind: None, streams: false, ..requirements };
+
         let shared = &self.memory.shared;
         let network = shared.network();
         let mut transport = shared.transport();
@@ -291,9 +304,8 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
             .engine(requirements)
             .map_err(Error::backend("create an engine of the network fabric"))?;
         let id = transport.add_queue(parker.waker());
-        let caps = transport.caps();
         drop((transport, network));
-        Ok(Engine::new(id, parker, caps, Arc::clone(shared)))
+        Ok(Engine::new(id, parker, offer.caps, Arc::clone(shared)))
     }
 }
 

@@ -109,8 +109,9 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         self.network = Some(NetworkQueue::new(engine));
     }
 
-    pub(crate) fn caps(&self) -> Caps {
-        let network_align = self.network.as_ref().map_or(1, |it| it.caps().put_align_bytes);
+    /// Returns the capabilities of engines over a network whose puts need the alignment
+    /// `network_align`.
+    pub(crate) fn caps(&self, network_align: u64) -> Caps {
         Caps {
             gets: true,
             polled: true,

@@ -151,6 +151,11 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     ),
     (Fault::AlwaysBusy, "an_idle_or_blocked_engine_is_not_busy", "is_busy returned true"),
     (Fault::WakerIsDeaf, "park_returns_when_the_waker_is_used", "although its waker was used"),
+    (
+        Fault::ComputesBeside,
+        "an_engine_beside_compute_copies_no_more_by_compute_units",
+        "compute units copy 1 bytes beside compute, and 0 otherwise",
+    ),
     (Fault::ParkIsLong, "park_returns_at_its_limit", "at most its limit of"),
     (Fault::GetsLoseAByte, "a_get_copies_exactly_its_bytes", "a get of 65 bytes: byte 128"),
     (Fault::PutsAreRoundedUp, "a_get_copies_exactly_its_bytes", "a get of 1 bytes: byte 65"),
@@ -341,6 +346,13 @@ fn main() -> ExitCode {
             "ReopensAsItself",
             "a_fabric_opens_again_as_another_rank",
             "the fabric was reopened as rank 1, but it is rank 0",
+        ),
+        flawed(Flaw::OffersMore, "OffersMore", "an_engine_is_what_its_fabric_offers", "is offered"),
+        flawed(
+            Flaw::TakesAnyKind,
+            "TakesAnyKind",
+            "a_kind_that_is_not_offered_is_refused",
+            "an engine of a kind that is not offered has the kind",
         ),
         flawed(
             Flaw::AnyAddressConnects,

@@ -79,14 +79,7 @@ impl Engine {
             resources.nics.iter().map(|nic| Cq::create(&nic.port.context, cqes).map(Arc::new));
         let cqs: Arc<[Arc<Cq>]> = cqs.collect::<Result<_, _>>()?;
         let queue_ops = options.queue_ops;
-        let caps = Caps {
-            gets: true,
-            polled: true,
-            signal_growth_max: INCREMENT_MAX,
-            slice_ops_max: SLICE_OPS_MAX.min(queue_ops),
-            piece_bytes_max: limits.piece_bytes,
-            ..Caps::new("queue pairs")
-        };
+        let caps = caps(queue_ops, &limits);
         Ok(Self {
             endpoints: (0..resources.ranks).map(|_| None).collect(),
             loopback: Loopback::default(),
@@ -103,6 +96,13 @@ impl Engine {
             cqs,
             connections: Arc::clone(connections),
         })
+    }
+
+    /// Returns the capabilities of engines over these connections.
+    pub(crate) fn offered_caps(connections: &Connections) -> Result<Caps, Error> {
+        let resources = &connections.resources;
+        let limits = rail_limits(resources, connections.queue_pairs_per_nic())?;
+        Ok(caps(resources.options.queue_ops, &limits))
     }
 
     /// Creates the connection to a peer unless it exists; a background thread opens its queue pairs.
@@ -274,6 +274,17 @@ impl Engine {
 ///
 /// # Errors
 /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): a completion queue of a NIC is too small.
+fn caps(queue_ops: usize, limits: &RailLimits) -> Caps {
+    Caps {
+        gets: true,
+        polled: true,
+        signal_growth_max: INCREMENT_MAX,
+        slice_ops_max: SLICE_OPS_MAX.min(queue_ops),
+        piece_bytes_max: limits.piece_bytes,
+        ..Caps::new("queue pairs")
+    }
+}
+
 fn rail_limits(resources: &Resources, queue_pairs: u32) -> Result<RailLimits, Error> {
     let options = &resources.options;
     let mut limits = RailLimits {

@@ -5,12 +5,9 @@
 //! `hip.rs` holds the calls of HIP that it is made of. SDMA engines of the HSA runtime are selected one by
 //! one, and the rank drives them; see `sdma/`.
 //!
-//! The kind is selected by this rule. Only streams can queue waits, use the caller's stream and be captured.
-//! SDMA engines reach the rate of a link that several engines serve, and never use compute units. Streams
-//! are therefore the default if the device can wait for flags on them. An operation that needs no streams
-//! gets SDMA engines if they are predicted to be faster: its longest copy must save more time with all
-//! engines of a link than it costs that the host drives them. All ranks predict from the same figures,
-//! because the two kinds order flags differently.
+//! A device that can wait for flags on streams offers both kinds, streams first; other devices offer SDMA
+//! engines only. The caller chooses: streams take one SDMA engine for a copy, and SDMA engines reach the rate
+//! of a link that several of them serve, but the host drives them. The offers say both.
 //!
 //! With streams the contract maps to HIP like this:
 //!
@@ -32,7 +29,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, EngineRequirements, Op, Reducer, StreamOrdered, Ticket};
+use peerlane_hal::{Caps, CopyEngine, EngineOffer, Op, Reducer, StreamOrdered, Ticket};
 use peerlane_toolkit::device::StreamHandle;
 use peerlane_toolkit::peers::EngineRequest;
 use peerlane_toolkit::streams;
@@ -41,7 +38,7 @@ pub use peerlane_toolkit::streams::{SelfCopy, SignalBy};
 
 pub use self::sdma::SdmaEngines;
 use self::sdma::SdmaQueue;
-pub(crate) use self::sdma::striped_rate;
+pub(crate) use self::sdma::{has_sdma, striped_rate};
 use crate::device::Context;
 use crate::error::Error;
 use crate::memory::{Local, Remote};
@@ -69,19 +66,17 @@ enum Queue {
 impl Engine {
     pub(crate) fn open(
         context: &Arc<Context>,
-        kind: EngineKind,
         self_copy: SelfCopy,
         request: &EngineRequest,
     ) -> Result<Self, Error> {
-        Ok(Self(match kind.for_request(context, request) {
-            EngineKind::Sdma => {
-                Queue::Sdma(Box::new(SdmaQueue::open(context, request.rank, &request.peers)?))
-            }
-            EngineKind::Auto | EngineKind::Streams => {
-                let setup = EngineSetup::new(request, self_copy, None);
-                Queue::Streams(Box::new(streams::Engine::open(Arc::clone(context), setup)?))
-            }
-        }))
+        if request.kind == EngineKind::Sdma.name() {
+            let queue = SdmaQueue::open(context, request.rank, &request.peers)?;
+            return Ok(Self(Queue::Sdma(Box::new(queue))));
+        }
+
+        let setup = EngineSetup::new(request, self_copy, None);
+        let engine = streams::Engine::open(Arc::clone(context), setup)?;
+        Ok(Self(Queue::Streams(Box::new(engine))))
     }
 
     /// Returns whether the engine uses streams or SDMA engines, never [`EngineKind::Auto`].
@@ -206,14 +201,39 @@ impl AsRef<streams::Stream> for Stream {
     }
 }
 
+/// Returns the kinds of engines that a device offers, as far as `kind` allows them.
+///
+/// # Errors
+/// The reason why the device has no engines on streams, if no other kind is allowed.
+pub(crate) fn offers(context: &Context, kind: EngineKind) -> Result<Vec<EngineOffer>, Error> {
+    let streams = || {
+        let offer = streams::offer(context)?;
+        Ok::<_, Error>(EngineOffer { bytes_per_second: Some(ENGINE_RATE as f64), ..offer })
+    };
+    let sdma = || {
+        let rate = striped_rate(context);
+        EngineOffer {
+            bytes_per_second: (rate > 0).then_some(rate as f64),
+            start_seconds: HOST_DRIVE_TIME.as_secs_f64(),
+            ..EngineOffer::new(sdma::CAPS)
+        }
+    };
+
+    Ok(match kind.for_device(context) {
+        EngineKind::Sdma => vec![sdma()],
+        EngineKind::Streams if kind == EngineKind::Auto && has_sdma() => vec![streams()?, sdma()],
+        _ => vec![streams()?],
+    })
+}
+
 /// How an engine copies, with HIP streams or with SDMA engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineKind {
-    /// Selects streams or SDMA engines by the features of the device and the size of the copies.
+    /// Offers streams and SDMA engines, or only SDMA engines if the device cannot wait for flags on
+    /// streams.
     ///
-    /// Streams are selected if the device can wait for flags on them, because they need no host to drive
-    /// them and can be captured; else SDMA engines. SDMA engines are also selected for an operation that
-    /// needs no streams ([`EngineRequirements`]) if they are predicted to be faster.
+    /// Streams come first, because they need no host to drive them and can be captured. A group chooses
+    /// SDMA engines for an operation that needs no streams if they are predicted to be faster.
     #[default]
     Auto,
     /// Copies on HIP streams, for which the runtime selects the SDMA engines.
@@ -239,17 +259,6 @@ impl EngineKind {
             kind => kind,
         }
     }
-
-    fn for_request(self, context: &Context, request: &EngineRequest) -> Self {
-        let pays = |requirements: EngineRequirements| {
-            !requirements.streams
-                && is_striping_faster(requirements.copy_bytes_max, request.striped_rate)
-        };
-        match self.for_device(context) {
-            Self::Streams if self == Self::Auto && pays(request.requirements) => Self::Sdma,
-            kind => kind,
-        }
-    }
 }
 
 /// Returns the bandwidth of a copy over several SDMA engines in bytes per second, or 0 if it is not known.
@@ -258,29 +267,11 @@ fn rate_of_engines(engines: usize, link: Option<f64>) -> u64 {
     link.min(ENGINE_RATE.saturating_mul(engines as u64))
 }
 
-fn is_striping_faster(bytes: u64, striped_rate: u64) -> bool {
-    let nanos = |rate| u128::from(bytes) * 1_000_000_000 / u128::from(rate);
-    striped_rate > ENGINE_RATE
-        && nanos(ENGINE_RATE) - nanos(striped_rate) > HOST_DRIVE_TIME.as_nanos()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const GB: u64 = 1_000_000_000;
-
-    #[test]
-    fn several_engines_pay_for_long_copies() {
-        let pays = is_striping_faster;
-        // Two engines save half of the time at 50 GB/s, which carry 5 MB in 100 µs.
-        assert!(!pays(10_000_000, 100 * GB));
-        assert!(pays(10_000_100, 100 * GB));
-        // One and a half save a third.
-        assert!(!pays(15_000_000, 75 * GB) && pays(15_000_200, 75 * GB));
-        assert!(!pays(u64::MAX, 50 * GB), "one engine reaches the rate of the link");
-        assert!(!pays(u64::MAX, 0), "the rate is not known");
-    }
 
     #[test]
     fn the_link_limits_the_rate_of_its_engines() {

@@ -39,7 +39,7 @@ fn slowest(fabric: &DynFabric, ranks: impl Iterator<Item = Rank>) -> Option<Fabr
         .min_by(|one, other| rate(one).total_cmp(&rate(other)))
 }
 
-fn limit(link: &mut Link, known: Option<f64>) {
+pub(super) fn limit(link: &mut Link, known: Option<f64>) {
     let Some(known) = known.filter(|rate| rate.is_finite() && *rate > 0.0) else { return };
     link.bytes_per_second = known;
     link.engine_bytes_per_second = known;

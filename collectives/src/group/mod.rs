@@ -43,6 +43,7 @@
 // | `refusal.rs` | how a rank tells the others that it refuses a call |
 // | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
 // | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
+// | `engines.rs` | the kinds of engines that all ranks offer |
 // | `links.rs`, `network.rs` | the links of a group, and how the network reaches memory of the local fabric |
 // | `runtime.rs` | the life cycle, the work and the driver of a group, together |
 // | `life.rs`, `end.rs` | whether a group is open, why it has ended, and the report to the caller |
@@ -63,6 +64,7 @@ mod control;
 mod driver;
 mod eager;
 mod end;
+mod engines;
 mod event;
 mod heap;
 mod identity;
@@ -97,6 +99,7 @@ pub use channel::{
 };
 use driver::Membership;
 pub use end::GroupEnd;
+pub use engines::EngineKind;
 use heap::{Allocation, Demand, Heap};
 pub use life::GroupState;
 use life::{Close, Closed};
@@ -169,11 +172,14 @@ struct Setup {
     topology: Topology,
     strict: bool,
     beside_compute: bool,
-    mixed: bool,
     refusal: Option<Arc<str>>,
-    /// All ranks have the same link rates, so that they choose the same algorithm.
-    links: Links,
-    links_measured: bool,
+    /// The kinds of engines that all ranks offer, the preferred one first, at least one. They are
+    /// equal on all ranks, so that all choose the same kind and algorithm.
+    engines: Arc<[EngineKind]>,
+    /// The kind that operations use unless they name another one.
+    engine: Option<String>,
+    /// The measured links that the caller has given.
+    given_links: Vec<Links>,
     selection: Selection,
     /// Whether the group was split from another one, whose heap and fabrics it uses.
     is_split: bool,
@@ -246,9 +252,14 @@ impl Group {
         &self.setup.selection
     }
 
-    /// Returns the link rates from which the group chooses algorithms.
+    /// Returns the link rates from which the group chooses algorithms for engines of the first kind.
     pub fn links(&self) -> &Links {
-        &self.setup.links
+        self.setup.engines[0].links()
+    }
+
+    /// Returns the kinds of engines that all ranks offer, the preferred kind first; at least one.
+    pub fn engines(&self) -> &[EngineKind] {
+        &self.setup.engines
     }
 
     /// Returns the record that names the cause of the group's end; `None` if the group has not ended.
@@ -403,13 +414,17 @@ impl Group {
             None => reopen(network),
         });
 
-        GroupOptions::default()
+        let mut options = GroupOptions::default();
+        if let Some(engine) = &setup.engine {
+            options = options.engine(engine.clone());
+        }
+        options
             .timeout(self.runtime.life.timeout)
             .strict(setup.strict)
             .beside_compute(setup.beside_compute)
             .topology(Topology::by_key(&nodes)?)
             .selected(setup.selection.device, setup.selection.reasons.clone())
-            .measured_links(setup.links_measured.then(|| setup.links.clone()))
+            .measured_links(setup.given_links.clone())
             .open_with(bootstrap, reopen(&setup.fabric)?, network.transpose()?)
     }
 

@@ -11,6 +11,7 @@ use crate::cost::Links;
 use crate::error::Error;
 use crate::group::agreement::{Offer, agree, blob};
 use crate::group::driver::Membership;
+use crate::group::engines::{OwnOffers, check_engine};
 use crate::group::heap::Heap;
 use crate::group::identity::Identity;
 use crate::group::life::LifeCycle;
@@ -34,7 +35,8 @@ pub struct GroupOptions {
     timeout: Duration,
     start_timeout: Option<Duration>,
     topology: Option<Topology>,
-    links: Option<Links>,
+    links: Vec<Links>,
+    engine: Option<String>,
     strict: bool,
     beside_compute: bool,
     progress_thread: bool,
@@ -51,7 +53,8 @@ impl Default for GroupOptions {
             timeout,
             start_timeout: None,
             topology: None,
-            links: None,
+            links: Vec::new(),
+            engine: None,
             strict: false,
             beside_compute: false,
             progress_thread: false,
@@ -99,10 +102,21 @@ impl GroupOptions {
     /// Sets the link rates from which the group chooses algorithms and chunk sizes.
     ///
     /// They can be the [links of a calibration](crate::cost::Calibration), and must be equal on all ranks. By default,
-    /// links are estimated from their kinds.
+    /// links are estimated from their kinds. Call it once for each [kind of engines](Links::engine) that was measured.
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
-        self.links = Some(links);
+        self.links.retain(|known| known.engine != links.engine);
+        self.links.push(links);
+        self
+    }
+
+    /// Sets the kind of engines that operations use, such as `streams` or `sdma`. It must be equal on all ranks.
+    ///
+    /// By default, each operation uses the kind with the shortest predicted time among those that all ranks
+    /// [offer](crate::Group::engines). An operation can override it.
+    #[must_use]
+    pub fn engine(mut self, kind: impl Into<String>) -> Self {
+        self.engine = Some(kind.into());
         self
     }
 
@@ -209,7 +223,7 @@ impl GroupOptions {
         self.open_with(Box::new(bootstrap), DynFabric::new(local), Some(network))
     }
 
-    pub(super) fn measured_links(mut self, links: Option<Links>) -> Self {
+    pub(super) fn measured_links(mut self, links: Vec<Links>) -> Self {
         self.links = links;
         self
     }
@@ -293,10 +307,19 @@ impl GroupOptions {
                 runtime.work.move_by_thread();
             }
             let known = links::of_fabrics(&fabric, network.as_ref(), topology);
-            Ok(Offer::default().blob(links::encode(self.links.as_ref().unwrap_or(&known))))
+            let own = OwnOffers::new(&fabric, network.as_ref())?;
+            Ok((own, known))
         });
-        let links = agree(&runtime, "connect", vote, deadline)
-            .and_then(|offers| links::of_all(&offers, 0))?;
+        let offer = |(own, known): &(OwnOffers, Links)| {
+            Offer::default().blob(links::encode(known)).blob(own.encode())
+        };
+        let offers =
+            agree(&runtime, "connect", vote.as_ref().map(offer).map_err(Error::clone), deadline)?;
+        let links = links::of_all(&offers, 0)?;
+        let engines = vote?.0.of_all(&offers, 1, &links, &self.links)?;
+        if let Some(engine) = &self.engine {
+            check_engine(engine, &engines)?;
+        }
 
         let ((topology, network), strict) = (joined?, self.strict);
         let beside_compute = self.beside_compute;
@@ -307,7 +330,6 @@ impl GroupOptions {
             reasons: self.reasons,
         };
         let me = runtime.life.bootstrap.rank().index();
-        let mixed = network::is_mixed(&reports);
         let refusal = reports.into_iter().nth(me).and_then(|report| report.refusal).map(Arc::from);
         let setup = Setup {
             fabric: Arc::new(fabric),
@@ -315,10 +337,10 @@ impl GroupOptions {
             topology,
             strict,
             beside_compute,
-            mixed,
             refusal,
-            links,
-            links_measured: self.links.is_some(),
+            engines: engines.into(),
+            engine: self.engine,
+            given_links: self.links,
             selection,
             is_split: false,
         };
@@ -333,9 +355,9 @@ impl GroupOptions {
 
     /// Returns the options that a group split from another one can have.
     pub(super) fn of_part(self) -> Result<PartOptions, Error> {
-        let Self { label, timeout, topology, links, strict, beside_compute, heap_bytes, .. } = self;
+        let Self { label, timeout, topology, links, engine, .. } = self;
         label.as_deref().map_or(Ok(()), check_label)?;
-        for (name, is_set) in [("topology", topology.is_some()), ("links", links.is_some())] {
+        for (name, is_set) in [("topology", topology.is_some()), ("links", !links.is_empty())] {
             if is_set {
                 let text = format!(
                     "{name} is set, expected none: a group that is split from another one uses that group's"
@@ -343,7 +365,9 @@ impl GroupOptions {
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
         }
-        Ok(PartOptions { timeout, strict, beside_compute, heap_bytes })
+        let (strict, beside_compute, heap_bytes) =
+            (self.strict, self.beside_compute, self.heap_bytes);
+        Ok(PartOptions { timeout, engine, strict, beside_compute, heap_bytes })
     }
 
     fn offer(
@@ -377,13 +401,11 @@ impl GroupOptions {
         }
         let name = |fabric: &DynFabric| fabric.backend().to_string();
         let nodes = self.topology.as_ref().map(Topology::notation);
-        let links = match &self.links {
-            Some(links) => {
-                links.check()?;
-                Some(format!("{:016x}", links.fingerprint()))
-            }
-            None => None,
-        };
+        self.links.iter().try_for_each(Links::check)?;
+        let mut links: Vec<_> =
+            self.links.iter().map(|links| format!("{:016x}", links.fingerprint())).collect();
+        links.sort_unstable();
+        let links = (!links.is_empty()).then(|| links.join(" "));
         // With a network between them, nodes may differ.
         let backend = network.map_or_else(|| name(local), |_| "selected by each node".to_owned());
         let offer = Offer::default()
@@ -392,6 +414,7 @@ impl GroupOptions {
             .field("backend", backend)
             .field("topology", nodes.as_deref().unwrap_or("derived from the hosts"))
             .field("links", links.as_deref().unwrap_or("reported by the fabrics"))
+            .field("engine", self.engine.as_deref().unwrap_or("by predicted times"))
             .field("timeout", format_args!("{:?}", life.timeout))
             .field(
                 "heap_bytes",
@@ -450,6 +473,7 @@ pub(super) fn check_label(label: &str) -> Result<(), Error> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PartOptions {
     pub(super) timeout: Duration,
+    pub(super) engine: Option<String>,
     pub(super) strict: bool,
     pub(super) beside_compute: bool,
     pub(super) heap_bytes: Option<u64>,
@@ -462,6 +486,10 @@ impl PartOptions {
             let heap_bytes = options.heap_bytes;
             [
                 ("timeout", format!("{:?}", options.timeout)),
+                (
+                    "engine",
+                    options.engine.clone().unwrap_or_else(|| "by predicted times".to_owned()),
+                ),
                 ("strict", options.strict.to_string()),
                 ("beside_compute", options.beside_compute.to_string()),
                 ("heap_bytes", heap_bytes.map_or("default".to_owned(), |it| it.to_string())),

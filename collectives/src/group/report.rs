@@ -56,7 +56,7 @@ pub struct Report {
 }
 
 /// Describes the plan that a resizable operation uses for starts up to a total size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanRange {
     /// The largest size of all blocks together for which the plan is used, in bytes.
@@ -65,6 +65,8 @@ pub struct PlanRange {
     pub algorithm: Algorithm,
     /// The number of chunks into which each block is cut.
     pub chunks: u32,
+    /// The kind of engines that execute the plan.
+    pub engine: String,
 }
 
 /// Describes the link from this rank to one peer.
@@ -229,8 +231,14 @@ impl fmt::Display for Report {
             write!(f, "{} tensors, ", self.tensors)?;
         }
         write!(f, "{outputs} output(s) in turn, flags {flags}")?;
-        for PlanRange { bytes_max, algorithm, chunks } in &self.shorter {
+        for PlanRange { bytes_max, algorithm, chunks, engine } in &self.shorter {
             write!(f, "; up to {bytes_max} bytes in all {algorithm} in {chunks} chunk(s)")?;
+            if *engine != self.choice.engine {
+                write!(f, " by {engine}")?;
+            }
+        }
+        for (engine, why) in &self.choice.refused_engines {
+            write!(f, "; not by {engine}: {why}")?;
         }
         for fallback in &self.fallbacks {
             write!(f, "; {fallback}")?;

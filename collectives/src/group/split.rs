@@ -6,6 +6,7 @@ use peerlane_hal::{Deadline, ErrorKind, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::agreement::{Offer, agree, decode, encode};
+use super::engines::check_engine;
 use super::heap::Dropped;
 use super::identity::Identity;
 use super::options::{PartOptions, check_timeout};
@@ -104,6 +105,10 @@ impl Group {
     /// Returns the options with which [`split`](Self::split) opens a group: the timeout and the strictness of this one.
     pub fn split_options(&self) -> GroupOptions {
         let options = GroupOptions::default().timeout(self.timeout()).strict(self.setup.strict);
+        let options = match &self.setup.engine {
+            Some(engine) => options.engine(engine.clone()),
+            None => options,
+        };
         options.beside_compute(self.setup.beside_compute)
     }
 
@@ -145,7 +150,8 @@ impl Group {
         let first = &wishes[members[0].index()];
         let life = &self.runtime.life;
         let bootstrap = life.bootstrap.subgroup(first.number, &members)?;
-        let PartOptions { timeout, strict, beside_compute, heap_bytes } = first.options;
+        let PartOptions { timeout, engine, strict, beside_compute, heap_bytes } =
+            first.options.clone();
         let first_ranks = members.iter().map(|member| life.identity.first(*member));
         let first_ranks = first_ranks.collect();
 
@@ -167,8 +173,14 @@ impl Group {
         let heap = self.heap.of_subgroup(heap_bytes, allocation, blocks);
         let nodes = members.iter().map(|member| self.topology().node(*member));
         let topology = Topology::by_key(nodes)?;
-        let setup =
-            Setup { topology, strict, beside_compute, is_split: true, ..self.setup.clone() };
+        let setup = Setup {
+            topology,
+            engine,
+            strict,
+            beside_compute,
+            is_split: true,
+            ..self.setup.clone()
+        };
         Ok(Some(Self::new(membership, setup, runtime, heap)))
     }
 
@@ -181,6 +193,9 @@ impl Group {
     ) -> Result<Wish, Error> {
         let options = options.of_part()?;
         check_timeout(options.timeout)?;
+        if let Some(engine) = &options.engine {
+            check_engine(engine, &self.setup.engines)?;
+        }
         if let Part::Ranks(ranks) = &part {
             self.check_list(ranks)?;
         }

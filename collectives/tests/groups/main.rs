@@ -35,6 +35,7 @@ mod channel;
 mod closed_groups;
 mod deaths;
 mod drivers;
+mod engines;
 mod files;
 mod group_end;
 mod heap;

@@ -10,6 +10,7 @@ pub mod dependencies;
 pub mod failure;
 pub mod gets;
 pub mod limits;
+pub mod offers;
 pub mod order;
 pub mod polling;
 pub mod reductions;
@@ -234,6 +235,12 @@ checks! {
         "Read offsets, flags and values from the ops of each `submit`, and keep nothing of the slice before.";
     commands::a_command_that_names_no_bound_region_is_refused []
         "Number the slices in `submit` alone: a slice that was refused above the engine never reaches it.";
+    offers::an_engine_is_what_its_fabric_offers []
+        "Build the `Caps` of `offers` and those of a new engine by one function, or from one constant.";
+    offers::a_kind_that_is_not_offered_is_refused []
+        "Call `EngineRequirements::select` with the offers of the fabric at the begin of `Fabric::engine`.";
+    offers::an_engine_beside_compute_copies_no_more_by_compute_units []
+        "Let `beside_compute` only move copies from compute units to copy engines or links, never the other way.";
 }
 
 /// The number of shared hardware queues for each engine that a check blocks: an engine has up to three streams, and two ranks may

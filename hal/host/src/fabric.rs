@@ -16,8 +16,8 @@ use super::options::Options;
 use super::share::QueuedEngines;
 use peerlane_hal::wire::{Reader, Truncated, Writer};
 use peerlane_hal::{
-    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Generation, Link, LinkKind,
-    PeerMemory as _, Rank, Region as _, Role,
+    BackendId, Deadline, EngineOffer, EngineRequirements, Fabric as FabricTrait, Generation, Link,
+    LinkKind, PeerMemory as _, Rank, Region as _, Role,
 };
 use peerlane_toolkit::handover::{Host, ProcessToken, Server};
 use peerlane_toolkit::mapping::LengthGuard;
@@ -230,7 +230,12 @@ unsafe impl FabricTrait for Fabric {
         self.with_doorbell(rank, ranks, self.options)
     }
 
+    fn offers(&self) -> Result<Vec<EngineOffer>, Error> {
+        Ok(vec![EngineOffer::new(self.options.caps)])
+    }
+
     fn engine(&self, requirements: EngineRequirements) -> Result<Engine, Error> {
+        requirements.select(&self.offers()?).map_err(Error::Argument)?;
         let neighbours =
             CoreNeighbours::new(self.memory.peers.doorbells().into_iter(), &self.doorbell);
         let streaming_bytes_min =

@@ -6,6 +6,7 @@ use std::fmt;
 use peerlane_hal::ErrorKind;
 use serde::Serialize;
 
+use super::form::Form;
 use super::predict::{Cost, check_blocks, cost};
 use crate::error::Error;
 use crate::links::Links;
@@ -84,7 +85,20 @@ pub struct Question<'a> {
     pub refused: &'a [(Algorithm, &'a str)],
 }
 
-/// The chosen algorithm and number of chunks, with the alternatives and their predicted costs.
+/// One way to execute an operation, among those that [`choose_among`] compares: with engines of one
+/// kind, and in one form.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant<'a> {
+    /// The kind of the engines, such as `streams`, or an empty text if the kind does not matter.
+    pub engine: &'a str,
+    /// The form of an all-reduce; `None` for other collectives.
+    pub form: Option<Form>,
+    /// The sizes, options and rates of the operation in this form with these engines.
+    pub question: Question<'a>,
+}
+
+/// The chosen algorithm, number of chunks, engines and form, with the alternatives and their
+/// predicted costs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
     /// The chosen algorithm, whose predicted time is the shortest, or close to it with a simpler
@@ -92,12 +106,19 @@ pub struct Choice {
     pub algorithm: Algorithm,
     /// The number of chunks into which each block is cut.
     pub chunks: u32,
+    /// The kind of the chosen engines, or an empty text if the kind was not compared.
+    pub engine: String,
+    /// The chosen form of an all-reduce; `None` for other collectives.
+    pub form: Option<Form>,
     /// The predicted cost of the chosen algorithm.
     pub cost: Cost,
-    /// The best candidate of each algorithm; the chosen algorithm comes first, then the fastest.
+    /// The best candidate of each algorithm with each kind of engines in each form; the chosen one
+    /// comes first, then the fastest.
     pub candidates: Vec<Candidate>,
     /// The algorithms that were excluded from the choice, with the reasons.
     pub refused: Vec<(Algorithm, String)>,
+    /// The kinds of engines that were excluded from the choice, with the reasons.
+    pub refused_engines: Vec<(String, String)>,
     subject: String,
     #[serde(skip)]
     tolerance: Tolerance,
@@ -110,6 +131,10 @@ pub struct Candidate {
     pub algorithm: Algorithm,
     /// The number of chunks that is fastest for this algorithm.
     pub chunks: u32,
+    /// The kind of the engines that would execute it.
+    pub engine: String,
+    /// The form of an all-reduce; `None` for other collectives.
+    pub form: Option<Form>,
     /// The predicted cost of the algorithm with this number of chunks.
     pub cost: Cost,
 }
@@ -125,60 +150,130 @@ pub struct Candidate {
 /// many blocks as ranks, the number of chunks is out of bounds, the root does not exist, the
 /// algorithm does not suit the collective or the topology, or every algorithm is excluded.
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
-    let Question { topology, block_bytes, shape, links, algorithm, chunks, refused, .. } =
-        *question;
-    links.check()?;
-    check_blocks(topology, block_bytes)?;
+    choose_among(&[Variant { engine: "", form: None, question: *question }], &[])
+}
 
-    if let Some(chunks) = chunks.filter(|chunks| !(1..=CHUNKS_MAX).contains(chunks)) {
-        return Err(invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}")));
-    }
-    match algorithm {
-        Some(algorithm) => check_fits(algorithm, topology, shape)?,
-        None => shape.collective.check(topology.ranks(), shape.in_place).map_err(invalid)?,
-    }
+/// Chooses the variant, algorithm and number of chunks with the smallest predicted time.
+///
+/// In each variant the algorithm is chosen as by [`choose`]. Among the variants the fastest one
+/// wins, and the first of those that are equally fast. `refused_engines` are the kinds of engines
+/// that are not among the variants, with the reasons.
+///
+/// # Errors
+/// As [`choose`], if no variant has a candidate.
+pub fn choose_among(
+    variants: &[Variant<'_>],
+    refused_engines: &[(String, String)],
+) -> Result<Choice, Error> {
+    let answers: Vec<Result<Answer, Error>> = variants.iter().map(Answer::new).collect();
+    let fastest = answers.iter().flatten().min_by_key(|answer| answer.best.cost.picoseconds);
+    let Some(Answer { best, subject, tolerance, .. }) = fastest.cloned() else {
+        let error = answers.into_iter().find_map(Result::err);
+        return Err(error.unwrap_or_else(|| {
+            let reasons = refused_engines.iter().map(|(kind, why)| format!("{kind}: {why}"));
+            let reasons = reasons.collect::<Vec<_>>().join("; ");
+            invalid(format!("no kind of engines supports this operation: {reasons}"))
+        }));
+    };
 
-    let tolerance = Tolerance::new(question.measured, links);
-    let sums = ClusterSums::new(topology, shape.collective, block_bytes);
-    let adjusted = links.adjusted_to(touched_bytes(&sums, shape));
-
-    let is_refused = |one| refused.iter().any(|(other, _)| *other == one);
-    // An algorithm that the caller selects is used even if a simpler one has the same plans.
-    let degenerate = |one| algorithm.is_none().then(|| degenerate(one, &sums)).flatten();
     let mut candidates = Vec::new();
-    for one in fitting(topology, shape) {
-        let is_other = algorithm.is_some_and(|expected| expected != one);
-        if is_other || is_refused(one) || degenerate(one).is_some() {
-            continue;
-        }
-
-        let numbers = chunks.map_or_else(|| chunk_counts(one, &sums, shape), |n| vec![n]);
-        let mut of_algorithm = Vec::new();
-        for chunks in numbers {
-            let shape = Shape { chunks, ..shape };
-            let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links: &adjusted });
-            of_algorithm.push(Candidate { algorithm: one, chunks, cost });
-        }
-        candidates.extend(simplest(of_algorithm, tolerance));
+    let mut reasons = Vec::new();
+    for answer in answers.into_iter().flatten() {
+        candidates.extend(answer.candidates);
+        reasons.extend(answer.refused);
     }
-
-    // This comes before the candidates are sorted by time, because `simplest` needs the order from
-    // simple to complex.
-    let best =
-        simplest(candidates.clone(), tolerance).ok_or_else(|| no_candidate(algorithm, refused))?;
     candidates.sort_by_key(|candidate| (*candidate != best, candidate.cost.picoseconds));
 
-    let excluded = fitting(topology, shape).filter_map(degenerate);
-    let unfit = algorithms(shape.collective)
-        .filter(|_| algorithm.is_none())
-        .filter_map(|one| Some((one, misfit(one, topology, shape)?)));
-    let others = excluded.chain(unfit).filter(|&(one, _)| !is_refused(one));
-    let reasons = refused.iter().copied().chain(others);
-    let refused = reasons.map(|(which, why)| (which, why.to_owned())).collect();
+    // An algorithm that one variant excludes can be a candidate in another.
+    let mut refused: Vec<(Algorithm, String)> = Vec::new();
+    for (algorithm, why) in reasons {
+        let is_candidate = candidates.iter().any(|candidate| candidate.algorithm == algorithm);
+        if !is_candidate && refused.iter().all(|(known, _)| *known != algorithm) {
+            refused.push((algorithm, why));
+        }
+    }
 
-    let subject = subject(topology, &sums);
-    let Candidate { algorithm, chunks, cost } = best;
-    Ok(Choice { algorithm, chunks, cost, candidates, refused, subject, tolerance })
+    let Candidate { algorithm, chunks, engine, form, cost } = best;
+    let refused_engines = refused_engines.to_vec();
+    Ok(Choice {
+        algorithm,
+        chunks,
+        engine,
+        form,
+        cost,
+        candidates,
+        refused,
+        refused_engines,
+        subject,
+        tolerance,
+    })
+}
+
+/// The answer to the question of one variant.
+#[derive(Clone)]
+struct Answer {
+    best: Candidate,
+    /// The best candidate of each algorithm.
+    candidates: Vec<Candidate>,
+    refused: Vec<(Algorithm, String)>,
+    subject: String,
+    tolerance: Tolerance,
+}
+
+impl Answer {
+    fn new(variant: &Variant<'_>) -> Result<Self, Error> {
+        let Question { topology, block_bytes, shape, links, algorithm, chunks, refused, .. } =
+            variant.question;
+        links.check()?;
+        check_blocks(topology, block_bytes)?;
+
+        if let Some(chunks) = chunks.filter(|chunks| !(1..=CHUNKS_MAX).contains(chunks)) {
+            return Err(invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}")));
+        }
+        match algorithm {
+            Some(algorithm) => check_fits(algorithm, topology, shape)?,
+            None => shape.collective.check(topology.ranks(), shape.in_place).map_err(invalid)?,
+        }
+
+        let tolerance = Tolerance::new(variant.question.measured, links);
+        let sums = ClusterSums::new(topology, shape.collective, block_bytes);
+        let adjusted = links.adjusted_to(touched_bytes(&sums, shape));
+
+        let is_refused = |one| refused.iter().any(|(other, _)| *other == one);
+        // An algorithm that the caller selects is used even if a simpler one has the same plans.
+        let degenerate = |one| algorithm.is_none().then(|| degenerate(one, &sums)).flatten();
+        let mut candidates = Vec::new();
+        for one in fitting(topology, shape) {
+            let is_other = algorithm.is_some_and(|expected| expected != one);
+            if is_other || is_refused(one) || degenerate(one).is_some() {
+                continue;
+            }
+
+            let numbers = chunks.map_or_else(|| chunk_counts(one, &sums, shape), |n| vec![n]);
+            let of_algorithm = numbers.into_iter().map(|chunks| {
+                let shape = Shape { chunks, ..shape };
+                let links = &adjusted;
+                let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links });
+                let (engine, form) = (variant.engine.to_owned(), variant.form);
+                Candidate { algorithm: one, chunks, engine, form, cost }
+            });
+            candidates.extend(simplest(of_algorithm.collect(), tolerance));
+        }
+
+        let best = simplest(candidates.clone(), tolerance);
+        let best = best.ok_or_else(|| no_candidate(algorithm, refused))?;
+
+        let excluded = fitting(topology, shape).filter_map(degenerate);
+        let unfit = algorithms(shape.collective)
+            .filter(|_| algorithm.is_none())
+            .filter_map(|one| Some((one, misfit(one, topology, shape)?)));
+        let others = excluded.chain(unfit).filter(|&(one, _)| !is_refused(one));
+        let reasons = refused.iter().copied().chain(others);
+        let refused = reasons.map(|(which, why)| (which, why.to_owned())).collect();
+
+        let subject = subject(topology, &sums);
+        Ok(Self { best, candidates, refused, subject, tolerance })
+    }
 }
 
 /// Returns `algorithm` and a reason to exclude it, if a simpler algorithm has the same plans.
@@ -251,19 +346,40 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, chunks, cost, subject, tolerance, .. } = self;
-        writeln!(f, "{subject}: {algorithm}, chunks {chunks}")?;
+        let Self { algorithm, chunks, engine, form, cost, subject, tolerance, .. } = self;
+        write!(f, "{subject}: {algorithm}, chunks {chunks}")?;
+        if let Some(form) = form {
+            write!(f, ", {}", form.name())?;
+        }
+        if !engine.is_empty() {
+            write!(f, ", by {engine}")?;
+        }
+        writeln!(f)?;
 
-        for candidate in &self.candidates {
-            let Candidate { algorithm, chunks, cost: other } = candidate;
+        // What all candidates have in common is in the first line only.
+        let has_forms = self.candidates.iter().any(|other| other.form != *form);
+        let has_engines = self.candidates.iter().any(|other| other.engine != *engine);
+        for (index, candidate) in self.candidates.iter().enumerate() {
+            let Candidate { algorithm, chunks, engine, form, cost: other } = candidate;
             let relation = relation(cost.picoseconds, other.picoseconds, *tolerance);
-            let note = if candidate.algorithm == self.algorithm { "chosen" } else { &relation };
+            let note = if index == 0 { "chosen" } else { &relation };
             let time = time(other.picoseconds);
-            writeln!(f, "  {algorithm:<18} chunks {chunks:<3} {time:>9}  {note}")?;
+
+            write!(f, "  {algorithm:<18} chunks {chunks:<3} ")?;
+            if has_forms {
+                write!(f, "{:<9}", form.map_or("", Form::name))?;
+            }
+            if has_engines {
+                write!(f, "by {engine:<12}")?;
+            }
+            writeln!(f, "{time:>9}  {note}")?;
         }
 
         for (algorithm, why) in &self.refused {
             writeln!(f, "  {algorithm:<18} not used: {why}")?;
+        }
+        for (engine, why) in &self.refused_engines {
+            writeln!(f, "  {engine:<18} not used: {why}")?;
         }
 
         write!(f, "predicted: {cost}")

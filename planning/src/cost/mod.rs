@@ -10,15 +10,18 @@
 // | file | holds |
 // | --- | --- |
 // | `predict` | the cost of one algorithm |
-// | `choose` | the comparison of all algorithms |
+// | `choose` | the comparison of all algorithms, kinds of engines and forms |
+// | `form` | the forms of an all-reduce |
 // | `calibration` | measurements, and the links that belong to them |
 
 mod calibration;
 mod choose;
+mod form;
 mod predict;
 
 pub use calibration::{Calibration, GOOD, Key, Sample};
-pub use choose::{Candidate, Choice, Question, choose};
+pub use choose::{Candidate, Choice, Question, Variant, choose, choose_among};
+pub use form::{Form, FormBlocks, forms};
 pub use predict::{Cost, predict};
 
 pub use crate::links::{

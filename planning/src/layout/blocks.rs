@@ -2,7 +2,7 @@
 
 use peerlane_hal::Rank;
 
-use super::{Layout, Lengths, invalid};
+use super::{CHUNK_ALIGN_BYTES, Layout, Lengths, invalid};
 use crate::collective::Collective;
 use crate::error::Error;
 
@@ -77,6 +77,34 @@ impl BlockBytes {
     /// As [`Lengths::by_rank`].
     pub fn by_rank(bytes: &[u64]) -> Result<Self, Error> {
         Lengths::by_rank(bytes).map(Self::ByRank)
+    }
+
+    /// Returns the lengths of the parts of an all-reduce of such inputs. Rank i adds the
+    /// contributions to part i.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the lengths differ between
+    /// ranks.
+    pub fn parts(&self) -> Result<Self, Error> {
+        let lengths = match self {
+            Self::ByRank(lengths) => lengths.uniform().map(|bytes| (bytes, lengths.ranks())),
+            Self::ByTensor(_) | Self::ByPair(_) => None,
+        };
+        let Some((bytes, ranks)) = lengths else {
+            return Err(invalid(
+                "the lengths of an all-reduce differ between ranks, expected one length".to_owned(),
+            ));
+        };
+
+        // Parts begin at multiples of the alignment of chunks, and the last ones can be shorter.
+        let units = u128::from(bytes.div_ceil(CHUNK_ALIGN_BYTES));
+        let end = |rank: usize| {
+            let units = units * rank as u128 / ranks as u128;
+            u64::try_from(units)
+                .map_or(bytes, |units| bytes.min(units.saturating_mul(CHUNK_ALIGN_BYTES)))
+        };
+        let parts: Vec<u64> = (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect();
+        Self::by_rank(&parts)
     }
 }
 

@@ -46,6 +46,7 @@ fn link() -> Link {
 
 fn links() -> Links {
     Links {
+        engine: String::new(),
         own: link(),
         local: link(),
         network: link(),

@@ -14,7 +14,7 @@ use peerlane_toolkit::{EngineRegion, EngineState, TicketCounter, TimedParker};
 use crate::memory::{Local, Remote};
 use crate::{Error, device};
 
-const CAPS: Caps = Caps {
+pub(crate) const CAPS: Caps = Caps {
     queued_wait: true,
     gets: true,
     polled: true,

@@ -4,11 +4,12 @@
 //! backend, rank and process, and shows whether it was damaged.
 
 use peerlane_hal::{
-    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Link, LinkKind, PeerMemory,
-    Rank, RemoteKey, Role,
+    BackendId, Deadline, EngineOffer, EngineRequirements, Fabric as FabricTrait, Link, LinkKind,
+    PeerMemory, Rank, RemoteKey, Role,
 };
 use peerlane_toolkit::handover::Server;
 
+use crate::engine::CAPS;
 use crate::memory::{Local, Memory, Registration};
 use crate::{BACKEND, Engine, Error, Key};
 
@@ -100,7 +101,12 @@ unsafe impl FabricTrait for Fabric {
         Self::open(rank, ranks)
     }
 
-    fn engine(&self, _: EngineRequirements) -> Result<Engine, Error> {
+    fn offers(&self) -> Result<Vec<EngineOffer>, Error> {
+        Ok(vec![EngineOffer::new(CAPS)])
+    }
+
+    fn engine(&self, requirements: EngineRequirements) -> Result<Engine, Error> {
+        requirements.select(&self.offers()?).map_err(Error::Argument)?;
         Ok(Engine::new())
     }
 }

@@ -18,7 +18,7 @@ use crate::Error;
 use crate::memory::{Local, Remote};
 use crate::model::{Address, COPY_BYTES_MAX, Descriptor, Device, Ring, SLOTS};
 
-const CAPS: Caps =
+pub(crate) const CAPS: Caps =
     Caps { polled: true, slice_ops_max: 64, piece_bytes_max: COPY_BYTES_MAX, ..Caps::new("ring") };
 const BACKLOG_OPS: usize = 256;
 

@@ -4,10 +4,11 @@
 //! shows whether it was damaged.
 
 use peerlane_hal::{
-    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Link, LinkKind, PeerMemory,
-    Rank, RemoteKey, Role,
+    BackendId, Deadline, EngineOffer, EngineRequirements, Fabric as FabricTrait, Link, LinkKind,
+    PeerMemory, Rank, RemoteKey, Role,
 };
 
+use crate::engine::CAPS;
 use crate::memory::{Local, Memory, Registration};
 use crate::model::Device;
 use crate::{BACKEND, Engine, Error, Key};
@@ -93,7 +94,12 @@ unsafe impl FabricTrait for Fabric {
         Self::open_on(self.memory.device, rank, ranks)
     }
 
-    fn engine(&self, _: EngineRequirements) -> Result<Engine, Error> {
+    fn offers(&self) -> Result<Vec<EngineOffer>, Error> {
+        Ok(vec![EngineOffer::new(CAPS)])
+    }
+
+    fn engine(&self, requirements: EngineRequirements) -> Result<Engine, Error> {
+        requirements.select(&self.offers()?).map_err(Error::Argument)?;
         Engine::new(self.memory.device)
     }
 }

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use peerlane_hal::{
-    BackendId, Deadline, DynRegion, EngineRequirements, Fabric, Link, PeerMemory, Rank, Role,
+    BackendId, Deadline, DynRegion, EngineOffer, EngineRequirements, Fabric, Link, PeerMemory,
+    Rank, Role,
 };
 use peerlane_staged::{Engine, Error, Key, Local, Memory, Remote, Staged};
 
@@ -140,6 +141,10 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for StagedFabric<D, N> {
         let network = self.staged.with_network(|network| network.reopen(rank, ranks));
         let network = network.map_err(|error| Error::of_backend("reopen the network", error))?;
         Self::over(device, network, ranks, Deadline::after(REOPEN_TIMEOUT))
+    }
+
+    fn offers(&self) -> Result<Vec<EngineOffer>, Error> {
+        self.staged.offers()
     }
 
     fn engine(&self, requirements: EngineRequirements) -> Result<Self::Engine, Error> {

@@ -14,8 +14,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
-    At, Caps, CopyEngine, Deadline, EngineRequirements, Fabric, Flag, Op, PeerMemory, Rank,
-    Reducer, Region as _, Role, Rows, StreamOrdered, Ticket,
+    At, Caps, CopyEngine, Deadline, EngineOffer, EngineRequirements, Fabric, Flag, Op, PeerMemory,
+    Rank, Reducer, Region as _, Role, Rows, StreamOrdered, Ticket,
 };
 use peerlane_host as host;
 use peerlane_tests::middleware::{Error, Layer};
@@ -40,6 +40,11 @@ const MADE: u64 = 1;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LateLayer;
 
+/// Returns the capabilities of a late engine over an engine with the capabilities `own`.
+fn caps(own: Caps) -> Caps {
+    Caps { slice_ops_max: own.slice_ops_max / 2, ..own }
+}
+
 // SAFETY: the engine submits the ops of its caller to an engine of `fabric`.
 unsafe impl Layer<host::Fabric> for LateLayer {
     type Engine = Late;
@@ -51,6 +56,11 @@ unsafe impl Layer<host::Fabric> for LateLayer {
         requirements: EngineRequirements,
     ) -> Answer<Late> {
         Late::new(fabric, requirements).map_err(Error::Inner)
+    }
+
+    fn offers(&self, own: Vec<EngineOffer>) -> Vec<EngineOffer> {
+        let offer = |offer: EngineOffer| EngineOffer { caps: caps(offer.caps), ..offer };
+        own.into_iter().map(offer).collect()
     }
 }
 
@@ -112,8 +122,7 @@ impl Late {
         own.connect(rank, &address, Deadline::after(SOON))?;
         let flags = Arc::new(Aliased::new(fabric, 2 * 8, Role::Flags)?);
         let engine = fabric.engine(requirements)?;
-        let caps = *engine.caps();
-        let caps = Caps { slice_ops_max: caps.slice_ops_max / 2, ..caps };
+        let caps = caps(*engine.caps());
         let (sender, delayed_ops) = channel();
         let (late_engine, made) = (fabric.engine(requirements)?, Arc::clone(&flags));
         let thread = std::thread::spawn(move || make_all(late_engine, &made, &delayed_ops));

@@ -8,8 +8,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{
-    At, Caps, CopyEngine, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op, Rank,
-    Reducer, Rows, StreamOrdered, Ticket,
+    At, Caps, CopyEngine, EngineOffer, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op,
+    Rank, Reducer, Rows, StreamOrdered, Ticket,
 };
 use peerlane_host as host;
 use peerlane_tests::middleware::{Error, Layer};
@@ -71,6 +71,7 @@ pub(crate) enum Fault {
     ParkIsDeaf,
     WakerIsDeaf,
     ParkIsLong,
+    ComputesBeside,
 }
 
 /// Makes broken engines.
@@ -80,6 +81,10 @@ pub(crate) struct EngineMutant {
     pub(crate) rank: Rank,
     /// How often any engine of the group was polled, by even and odd rank.
     pub(crate) polls: Arc<[AtomicU64; 2]>,
+}
+
+fn without_waits_and_gets(own: Caps) -> Caps {
+    Caps { queued_wait: false, gets: false, ..own }
 }
 
 // SAFETY: the engines wrap engines of the fabric.
@@ -96,10 +101,11 @@ unsafe impl Layer<host::Fabric> for EngineMutant {
         let layer = self.clone();
         let lacks = layer.fault == Fault::MissingOpsAreTaken;
         let own = *engine.caps();
-        let caps = if lacks { Caps { queued_wait: false, gets: false, ..own } } else { own };
+        let caps = if lacks { without_waits_and_gets(own) } else { own };
         Ok(Mutant {
             engine: ManuallyDrop::new(engine),
             caps,
+            is_beside: requirements.beside_compute,
             is_early: Rank::all(2).any(|peer| fabric.link(peer).is_none()),
             layer,
             tickets: Vec::new(),
@@ -112,6 +118,13 @@ unsafe impl Layer<host::Fabric> for EngineMutant {
         })
     }
 
+    fn offers(&self, mut own: Vec<EngineOffer>) -> Vec<EngineOffer> {
+        if self.fault == Fault::MissingOpsAreTaken {
+            own.iter_mut().for_each(|offer| offer.caps = without_waits_and_gets(offer.caps));
+        }
+        own
+    }
+
     fn break_engine(engine: &mut Mutant) -> Option<ErrorKind> {
         engine.broken = 1;
         Some(ErrorKind::DeviceLost)
@@ -122,6 +135,8 @@ unsafe impl Layer<host::Fabric> for EngineMutant {
 pub(crate) struct Mutant {
     engine: ManuallyDrop<host::Engine>,
     caps: Caps,
+    /// Whether it was created to run beside kernels.
+    is_beside: bool,
     /// Whether it was created before one of two ranks was connected.
     is_early: bool,
     layer: EngineMutant,
@@ -396,7 +411,8 @@ unsafe impl CopyEngine for Mutant {
     }
 
     fn compute_bytes(&mut self, ops: &[HostOp<'_>], captured: bool) -> u64 {
-        self.engine.compute_bytes(ops, captured)
+        let more = u64::from(self.has(Fault::ComputesBeside) && self.is_beside);
+        self.engine.compute_bytes(ops, captured) + more
     }
 
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>> {

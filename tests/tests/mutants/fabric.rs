@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use peerlane_hal::{
-    BackendId, Deadline, DynRegion, EngineRequirements, Error as _, ErrorKind, Fabric, Generation,
-    KeyError, Link, PeerMemory, Rank, Region, RemoteKey, Role,
+    BackendId, Deadline, DynRegion, EngineOffer, EngineRequirements, Error as _, ErrorKind, Fabric,
+    Generation, KeyError, Link, PeerMemory, Rank, Region, RemoteKey, Role,
 };
 use peerlane_host as host;
 use peerlane_tests::Harness;
@@ -45,6 +45,10 @@ pub(crate) enum Flaw {
     ConnectsOnce,
     /// A fabric is reopened as the rank that it was.
     ReopensAsItself,
+    /// Engines have other capabilities than the fabric offers.
+    OffersMore,
+    /// An engine is created whatever kind is asked for.
+    TakesAnyKind,
 }
 
 /// The flaw of all fabrics of this process, because a key is decoded without an object that could hold it.
@@ -270,7 +274,16 @@ unsafe impl Fabric for Flawed {
         Self::over(self.fabric.reopen(rank, ranks)?, self.memory.own.reopen(rank, ranks)?)
     }
 
+    fn offers(&self) -> Result<Vec<EngineOffer>, host::Error> {
+        let mut offers = self.fabric.offers()?;
+        if has(Flaw::OffersMore) {
+            offers[0].caps.slice_ops_max += 1;
+        }
+        Ok(offers)
+    }
+
     fn engine(&self, requirements: EngineRequirements) -> Result<host::Engine, host::Error> {
-        self.fabric.engine(requirements)
+        let kind = requirements.kind.filter(|_| !has(Flaw::TakesAnyKind));
+        self.fabric.engine(EngineRequirements { kind, ..requirements })
     }
 }

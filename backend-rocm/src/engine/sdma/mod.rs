@@ -85,6 +85,20 @@ pub struct SdmaEngines {
     pub get: String,
 }
 
+/// The capabilities of every queue.
+pub(crate) const CAPS: Caps = Caps {
+    gets: true,
+    polled: true,
+    slice_ops_max: SLICE_OPS_MAX,
+    piece_bytes_max: pieces::PIECE_BYTES_MAX,
+    ..Caps::new("sdma")
+};
+
+/// Returns whether the HSA runtime is installed, which selects SDMA engines.
+pub(crate) fn has_sdma() -> bool {
+    Hsa::load().is_ok()
+}
+
 impl SdmaQueue {
     pub(crate) fn open(
         context: &Context,
@@ -111,16 +125,9 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
     fn over(runtime: R, rank: Rank, engines: Vec<Option<PeerEngines>>) -> Self {
         let peers = engines.iter().enumerate().filter(|(_, engines)| engines.is_some());
         let peer_set = PeerSet::new(rank, peers.map(|(index, _)| Rank::at(index)));
-        let caps = Caps {
-            gets: true,
-            polled: true,
-            slice_ops_max: SLICE_OPS_MAX,
-            piece_bytes_max: pieces::PIECE_BYTES_MAX,
-            ..Caps::new("sdma")
-        };
         Self {
-            queue: CopyQueue::new(runtime, rank.index(), engines, QUEUE_OPS, caps.piece_bytes_max),
-            state: EngineState::new(caps),
+            queue: CopyQueue::new(runtime, rank.index(), engines, QUEUE_OPS, CAPS.piece_bytes_max),
+            state: EngineState::new(CAPS),
             peer_set,
             commands: Vec::with_capacity(SLICE_OPS_MAX),
             parker: TimedParker::new(SPIN, SLEEP_MAX),

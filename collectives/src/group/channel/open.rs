@@ -244,7 +244,9 @@ fn engines(
     let mut engines = [None, None];
     let mut lanes = Vec::new();
 
-    let requirements = EngineRequirements { copy_bytes_max: 0, ..EngineRequirements::default() };
+    let setup = &group.setup;
+    let kind = setup.engine.as_deref();
+    let kind = kind.and_then(|name| setup.engines.iter().find(|engine| engine.is_named(name)));
     for tier in [Tier::Local, Tier::Network] {
         let fabric = match (tier, &group.setup.network) {
             (Tier::Local, _) => &group.setup.fabric,
@@ -252,7 +254,10 @@ fn engines(
             (Tier::Network, _) => continue,
         };
 
-        let engine = fabric.engine(requirements);
+        let engine = fabric.engine(EngineRequirements {
+            kind: kind.and_then(|engine| engine.kind(tier)),
+            ..EngineRequirements::default()
+        });
         let engine = engine.map_err(|error| Error::of_fabric("create an engine", error))?;
         let lane = LaneId(lanes.len() as u32);
         lanes.push(LaneReport::new(lane, tier, fabric.backend(), engine.caps()));

@@ -74,7 +74,7 @@ impl<'g, T> OperationBuilder<'g, T> {
             dtype,
             lens,
             target: Target::Buffers,
-            method: Method::default(),
+            method: Method { engine: group.setup.engine.clone(), ..Method::default() },
             in_place: false,
             outputs: None,
             capturable: false,
@@ -144,6 +144,17 @@ impl<'g, T> OperationBuilder<'g, T> {
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
         self.spec.method.links = Some(links);
+        self
+    }
+
+    /// Sets the kind of engines, such as `streams` or `sdma`, among those that all ranks
+    /// [offer](Group::engines).
+    ///
+    /// Every rank sets the same kind. The default is that of the group, or else the kind with the
+    /// shortest predicted time, and the next one if a rank cannot create engines of that kind.
+    #[must_use]
+    pub fn engine(mut self, kind: impl Into<String>) -> Self {
+        self.spec.method.engine = Some(kind.into());
         self
     }
 

@@ -7,7 +7,8 @@
 //! | `builder.rs` | the options of an operation |
 //! | `lens.rs` | the lengths of blocks and the destinations of a list, as the caller gives them |
 //! | `request.rs` | the description of an operation and the placement of its data in buffers and windows |
-//! | `plan.rs` | the choice of the algorithm, the plan of this rank and its proof |
+//! | `choice.rs` | the choice of engines, form, algorithm and chunks |
+//! | `plan.rs` | the plan of this rank and its proof |
 //! | `memory.rs` | the caller's buffers, windows and blocks of the heap |
 //! | `prepare.rs`, `report.rs` | the agreement between ranks, the executor and the report |
 //! | `kept.rs` | starts without a call of `prepare`, of operations that the group keeps |
@@ -23,6 +24,7 @@
 
 mod access;
 mod builder;
+mod choice;
 mod constructors;
 mod execution;
 mod kept;

@@ -9,15 +9,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use peerlane_hal::{
-    Caps, Command, Commands, CopyEngine, Deadline, DynEngine, DynFabric, EngineRequirements,
-    ErrorKind, Fabric, Rank, Reducer, Region as _, Space,
+    Caps, Command, Commands, CopyEngine, Deadline, DynEngine, ErrorKind, Fabric, Rank, Reducer,
+    Region as _, Space,
 };
 use serde::{Deserialize, Serialize};
 
 use super::State;
 use super::lens::BlockLens;
 use super::memory::{Memory, Origin, Origins, check_windows};
-use super::plan::{GroupInfo, OperationPlan};
+use super::plan::{GroupInfo, OperationPlan, has_engine};
 use super::prepared::{Prepared, SharedAllocation};
 use super::report::{BoundLane, report};
 use super::request::{Method, OperationSpec};
@@ -30,7 +30,7 @@ use crate::group::report::{Fallback, PlanRange, Report};
 use crate::group::tracker::{PartCell, StartTracker};
 use crate::group::{Group, Setup};
 use crate::layout::Placement;
-use crate::plan::{Lane as PlanLane, LaneId, Plan, Source, Tier};
+use crate::plan::{LaneId, Source, Tier};
 use crate::run::buffers::{
     BufferId, CROSS_TIER_FLAGS, OperationBuffers, RankRegions, Start, TierBuffers,
 };
@@ -54,6 +54,8 @@ struct OperationMemory {
     origins: Origins,
     /// Whether this rank polls flags, for each tier.
     polled: [bool; 2],
+    /// The kind of engines that this rank could not create, and the reason.
+    failed: Option<(String, String)>,
 }
 
 /// Prepares operations in one agreement. Collective.
@@ -72,7 +74,6 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     // It counts when the ranks have agreed. A rank that refuses the call does not know which count
     // would change.
     let number = group.prepared + 1;
-    let several = specs.len() > 1;
     let names = names(&specs, number);
     let name = match &names[..] {
         [] => return Ok(Vec::new()),
@@ -84,32 +85,18 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     let specs = specs.map(|(spec, name)| agree_lens(group, spec, name, deadline));
     let specs: Vec<_> = specs.collect::<Result<_, Error>>()?;
 
-    let runtime = Arc::clone(&group.runtime);
-    let dropped = group.heap.dropped();
-    let own_dropped = dropped.len();
-    let preparations = specs.into_iter().map(|spec| Preparation::new(group, spec));
-    let preparations: Result<Vec<_>, Error> = preparations.collect();
-
-    // An error is offered, too, so that all ranks return it.
-    let offer = preparations.as_ref().map_err(Error::clone).map(|preparations| {
-        let operations = preparations.iter().map(Preparation::memory).collect();
-        let offer = Offer::default().blob(encode(&Announcement { dropped, operations }));
-
-        preparations.iter().zip(&names).fold(offer, |offer, (preparation, name)| {
-            let prefix = if several { format!("{name}, ") } else { String::new() };
-            preparation.fields(offer, &prefix)
-        })
-    });
-    let offers = agree(&runtime, &name, offer, deadline)?;
+    let Agreed { mut preparations, announced, own_dropped } =
+        agree_engines(group, &specs, &names, &name, deadline)?;
     group.prepared = number;
 
-    let mut preparations = preparations?;
-    let announced = announcements(&offers, preparations.len())?.into_iter();
-    let (dropped, mut operations): (Vec<_>, Vec<_>) =
-        announced.map(|of_rank| (of_rank.dropped, of_rank.operations.into_iter())).unzip();
+    let (dropped, mut operations): (Vec<_>, Vec<_>) = announced
+        .into_iter()
+        .map(|of_rank| (of_rank.dropped, of_rank.operations.into_iter()))
+        .unzip();
 
     // This comes before the allocation below, which can then use the blocks that are free.
     group.heap.free_dropped(&dropped, own_dropped);
+    let runtime = Arc::clone(&group.runtime);
 
     let mut origins: Vec<Vec<Origins>> = Vec::with_capacity(preparations.len());
     for (preparation, name) in preparations.iter_mut().zip(&names) {
@@ -152,6 +139,69 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
 
     runtime.work.order.note_prepared(number);
     Ok(states)
+}
+
+/// Holds preparations whose engines all ranks have created.
+struct Agreed {
+    preparations: Vec<Preparation>,
+    announced: Vec<Announcement>,
+    /// The number of allocations that this rank has announced as dropped.
+    own_dropped: usize,
+}
+
+/// Plans operations and creates their engines, until all ranks have those of one kind for each
+/// operation.
+///
+/// If a rank cannot create engines of the chosen kind, all ranks learn it in the agreement, and
+/// choose again without that kind. So there are at most as many rounds as kinds.
+fn agree_engines(
+    group: &mut Group,
+    specs: &[OperationSpec],
+    names: &[String],
+    name: &str,
+    deadline: Deadline,
+) -> Result<Agreed, Error> {
+    let runtime = Arc::clone(&group.runtime);
+    let mut failed: Vec<Vec<(String, String)>> = vec![Vec::new(); specs.len()];
+
+    loop {
+        let dropped = group.heap.dropped();
+        let own_dropped = dropped.len();
+        let preparations = specs.iter().zip(&failed);
+        let preparations =
+            preparations.map(|(spec, failed)| Preparation::new(group, spec.clone(), failed));
+        let preparations: Result<Vec<_>, Error> = preparations.collect();
+
+        // An error is offered, too, so that all ranks return it.
+        let offer = preparations.as_ref().map_err(Error::clone).map(|preparations| {
+            let operations = preparations.iter().map(Preparation::memory).collect();
+            let offer = Offer::default().blob(encode(&Announcement { dropped, operations }));
+
+            preparations.iter().zip(names).fold(offer, |offer, (preparation, name)| {
+                let prefix = if names.len() > 1 { format!("{name}, ") } else { String::new() };
+                preparation.fields(offer, &prefix)
+            })
+        });
+        let offers = agree(&runtime, name, offer, deadline)?;
+
+        let preparations = preparations?;
+        let announced = announcements(&offers, preparations.len())?;
+        let mut is_complete = true;
+        for (rank, announcement) in Rank::all(announced.len()).zip(&announced) {
+            for (failed, operation) in failed.iter_mut().zip(&announcement.operations) {
+                let Some((kind, why)) = &operation.failed else { continue };
+                is_complete = false;
+                // Of several ranks, the lowest is named.
+                if failed.iter().all(|(known, _)| known != kind) {
+                    failed.push((kind.clone(), format!("rank {rank} could not create it: {why}")));
+                }
+            }
+        }
+
+        if is_complete {
+            return Ok(Agreed { preparations, announced, own_dropped });
+        }
+    }
 }
 
 /// Returns the names of operations for error texts. `number` counts the calls that prepare
@@ -243,6 +293,8 @@ struct Preparation {
     /// The engines of the lanes that need one, in the order of the lanes, until they are in
     /// `queues`.
     engines: Vec<DynEngine>,
+    /// The kind of engines that this rank could not create, and the reason.
+    failed: Option<(String, String)>,
     queues: Vec<Queue>,
     lanes: Vec<BoundLane>,
     buffers: Option<TierBuffers>,
@@ -251,25 +303,51 @@ struct Preparation {
 }
 
 impl Preparation {
-    fn new(group: &mut Group, spec: OperationSpec) -> Result<Self, Error> {
-        let (mut operation, engines) = planned(group, spec)?;
-        let mut shorter = Vec::new();
+    /// Plans an operation with engines of a kind that is not in `failed`, and creates the engines.
+    fn new(
+        group: &mut Group,
+        spec: OperationSpec,
+        failed: &[(String, String)],
+    ) -> Result<Self, Error> {
+        let mut operation = OperationPlan::new(spec, &mut group_info(group, failed))?;
+        let mut plans = Vec::new();
 
-        for range in operation.shorter((&group.setup.links, group.setup.links_measured))? {
+        for range in operation.shorter(&group_info(group, failed))? {
             // The buffers of the caller belong to the memory of the longest plan.
             let (algorithm, chunks) = (Some(range.algorithm), Some(range.chunks));
-            let method = Method { algorithm, chunks, ..operation.spec.method.clone() };
+            let engine = Some(range.engine.clone());
+            let method = Method { algorithm, chunks, engine, ..operation.spec.method.clone() };
             let spec = operation.spec.clone();
             let (inputs, output_buffers) = Default::default();
             let spec = OperationSpec { method, inputs, output_buffers, ..spec };
-            let (plan, engines) = planned(group, spec)?;
+            let plan = OperationPlan::new(spec, &mut group_info(group, failed))?;
 
             // All plans share their flags, so they use the same tiers.
             if is_tiered(&plan.plan) == is_tiered(&operation.plan) {
                 operation.share_flags(&plan);
-                shorter.push((range, plan, engines));
+                plans.push((range, plan));
             }
         }
+
+        // The first kind that fails is the one that all ranks go on without, if another one may be
+        // used.
+        let has_others =
+            operation.spec.method.engine.is_none() && group.setup.engines.len() > failed.len() + 1;
+        let mut failure = None;
+        let mut create = |plan: &OperationPlan| match engines(group, plan) {
+            Ok(engines) => Ok(engines),
+            Err(error) if has_others && is_of_kind(&error) => {
+                failure.get_or_insert((plan.engine.name().to_owned(), error.to_string()));
+                Ok(Vec::new())
+            }
+            Err(error) => Err(error),
+        };
+        let engines = create(&operation)?;
+        let shorter = plans.into_iter().map(|(range, plan)| {
+            let engines = create(&plan)?;
+            Ok((range, plan, engines))
+        });
+        let shorter: Vec<_> = shorter.collect::<Result<_, Error>>()?;
 
         let memory = Memory::new(&mut operation, group.fabrics())?;
         let refusal = group.setup.refusal.clone();
@@ -281,7 +359,8 @@ impl Preparation {
             (range, Self::from_plan(plan, engines, Memory::default(), refusal))
         });
         let shorter = shorter.collect();
-        Ok(Self { shorter, ..Self::from_plan(operation, engines, memory, refusal) })
+        let preparation = Self::from_plan(operation, engines, memory, refusal);
+        Ok(Self { shorter, failed: failure, ..preparation })
     }
 
     fn from_plan(
@@ -291,7 +370,8 @@ impl Preparation {
         refusal: Option<Arc<str>>,
     ) -> Self {
         let (queues, lanes, shorter) = (Vec::new(), Vec::new(), Vec::new());
-        Self { operation, refusal, memory, engines, queues, lanes, buffers: None, shorter }
+        let (failed, buffers) = (None, None);
+        Self { operation, refusal, memory, engines, failed, queues, lanes, buffers, shorter }
     }
 
     /// Returns the tiers and engines of the lanes that have an engine.
@@ -305,7 +385,7 @@ impl Preparation {
 
     /// Adds the values that must be equal on all ranks.
     fn fields(&self, mut offer: Offer, prefix: &str) -> Offer {
-        let OperationPlan { spec, plan, request, requirements, topology, digest_bits, .. } =
+        let OperationPlan { spec, plan, request, engine, topology, digest_bits, .. } =
             &self.operation;
 
         let mut add = |name: &str, value: String| {
@@ -320,6 +400,7 @@ impl Preparation {
             add("operator", spec.operator.to_string());
         }
 
+        add("engine", engine.name().to_owned());
         add("algorithm", plan.algorithm.to_string());
         add("chunks", plan.chunks.to_string());
         add("in_place", plan.in_place.to_string());
@@ -336,22 +417,26 @@ impl Preparation {
             add("begin of the input in the window", begin.to_string());
         }
 
-        for (PlanRange { bytes_max, algorithm, chunks }, _) in &self.shorter {
-            add(&format!("plan up to {bytes_max} bytes"), format!("{algorithm}, {chunks} chunks"));
+        for (PlanRange { bytes_max, algorithm, chunks, engine }, _) in &self.shorter {
+            let plan = format!("{algorithm}, {chunks} chunks, {engine}");
+            add(&format!("plan up to {bytes_max} bytes"), plan);
         }
-        add("streams", requirements.streams.to_string());
+        add("streams", self.operation.requirements(Tier::Local).streams.to_string());
         add("timeout", format!("{:?}", spec.timeout));
         add("topology", topology.to_string());
         offer
     }
 
     fn memory(&self) -> OperationMemory {
-        let polled = [Tier::Local, Tier::Network]
-            .map(|tier| self.engines().any(|(_, of, caps)| of == tier && !caps.queued_wait));
-        let placement = self.operation.request.places.clone();
-        let origins = self.memory.origins.clone();
+        // The plans of an operation share their flags.
+        let shorter = self.shorter.iter().map(|(_, shorter)| &shorter.operation);
+        let plans: Vec<_> = [&self.operation].into_iter().chain(shorter).collect();
+        let polled =
+            [Tier::Local, Tier::Network].map(|tier| plans.iter().any(|one| one.polls(tier)));
 
-        OperationMemory { placement, origins, polled }
+        let placement = self.operation.request.places.clone();
+        let (origins, failed) = (self.memory.origins.clone(), self.failed.clone());
+        OperationMemory { placement, origins, polled, failed }
     }
 
     /// Records the placements of all ranks and the blocks that the operation needs, and returns
@@ -471,7 +556,7 @@ impl Preparation {
             shorter.bind(group, origins, epoch_base, deadline)?;
         }
 
-        let shorter = self.shorter.iter().map(|(range, _)| *range).collect();
+        let shorter = self.shorter.iter().map(|(range, _)| range.clone()).collect();
         Ok(Report { shorter, ..report })
     }
 
@@ -597,57 +682,33 @@ impl Preparation {
     }
 }
 
-/// Plans an operation, and creates the engines of the lanes that need one, in the order of the
-/// lanes.
-fn planned(
-    group: &mut Group,
-    spec: OperationSpec,
-) -> Result<(OperationPlan, Vec<DynEngine>), Error> {
+fn group_info<'a>(group: &'a mut Group, failed: &'a [(String, String)]) -> GroupInfo<'a> {
     let rank = group.rank();
     let Group { setup, runtime, proofs, .. } = group;
-    let Setup { fabric, network, topology, links, links_measured, mixed, .. } = setup;
-    let mut info = GroupInfo {
-        rank,
-        topology,
-        runtime,
-        links: (links, *links_measured),
-        mixed: *mixed,
-        tiers: network.is_some(),
-        proofs,
-    };
-
-    // The plan depends on what the engines can do, so those of lane 0 and of the network are
-    // created first.
-    let mut engines = Vec::new();
-    let mut of_network = None;
-    let operation = OperationPlan::new(spec, &mut info, |requirements| {
-        engines.push(engine(fabric, requirements)?);
-        let network = network.as_ref().map(|network| engine(network, requirements));
-        of_network = network.transpose()?;
-
-        // A plan can use only what the engines of both fabrics can do.
-        let caps = *engines[0].caps();
-        let gets = caps.gets && of_network.as_ref().is_none_or(|engine| engine.caps().gets);
-        let growth_of_network = of_network.as_ref().map(|engine| engine.caps().signal_growth_max);
-        let signal_growth_max = caps.signal_growth_max.min(growth_of_network.unwrap_or(u64::MAX));
-        Ok(Caps { gets, signal_growth_max, ..caps })
-    })?;
-
-    let plan = &operation.plan;
-    for id in plan.lane_ids().filter(|&id| id != LaneId::HOME && has_engine(plan, id)) {
-        let is_network = plan.lanes[id.index()].tier == Tier::Network;
-        engines.push(match (of_network.take_if(|_| is_network), network.as_ref()) {
-            (Some(engine), _) => engine,
-            (None, Some(network)) if is_network => engine(network, operation.requirements)?,
-            _ => engine(fabric, operation.requirements)?,
-        });
-    }
-
-    Ok((operation, engines))
+    let Setup { network, topology, engines, .. } = setup;
+    let tiers = network.is_some();
+    GroupInfo { rank, topology, runtime, engines, failed, tiers, proofs }
 }
 
-fn engine(fabric: &DynFabric, requirements: EngineRequirements) -> Result<DynEngine, Error> {
-    fabric.engine(requirements).map_err(|error| Error::of_fabric("create an engine", error))
+/// Creates the engines of the lanes that need one, in the order of the lanes.
+fn engines(group: &Group, operation: &OperationPlan) -> Result<Vec<DynEngine>, Error> {
+    let Setup { fabric, network, .. } = &group.setup;
+    let plan = &operation.plan;
+
+    let used = plan.lane_ids().filter(|&id| has_engine(plan, id));
+    let engine = |id: LaneId| {
+        let tier = plan.lanes[id.index()].tier;
+        let fabric = network.as_ref().filter(|_| tier == Tier::Network).unwrap_or(fabric);
+        let engine = fabric.engine(operation.requirements(tier));
+        engine.map_err(|error| Error::of_fabric("create an engine", error))
+    };
+    used.map(engine).collect()
+}
+
+/// Returns whether an error of creating engines can be one of their kind, so that engines of
+/// another kind may do.
+fn is_of_kind(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::OutOfMemory)
 }
 
 fn compute_bytes(queue: &mut Queue, program: &Program, slice_ops_max: usize, start: Start) -> u64 {
@@ -715,13 +776,4 @@ fn check_adder(
 /// queue.
 fn takes_stream(lane: LaneId) -> bool {
     lane == LaneId::HOME
-}
-
-/// Returns whether a lane needs an engine: lane 0, each lane with steps, and the first lane of the
-/// network if no lane of the network has steps.
-fn has_engine(plan: &Plan, id: LaneId) -> bool {
-    let first_of_network = plan.lanes.iter().position(|lane| lane.tier == Tier::Network);
-    let is_silent = |lane: &PlanLane| lane.tier != Tier::Network || lane.steps.is_empty();
-    let hears = first_of_network == Some(id.index()) && plan.lanes.iter().all(is_silent);
-    id == LaneId::HOME || hears || !plan.lanes[id.index()].steps.is_empty()
 }

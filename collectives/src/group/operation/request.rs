@@ -40,6 +40,8 @@ pub(super) struct Method {
     pub(super) algorithm: Option<Algorithm>,
     pub(super) chunks: Option<u32>,
     pub(super) links: Option<Links>,
+    /// The kind of engines, if the caller names one.
+    pub(super) engine: Option<String>,
 }
 
 #[derive(Clone, PartialEq)]

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use peerlane_hal::CopyEngine;
+use peerlane_hal::{CopyEngine, EngineOffer};
 
 use super::DevicePtr;
 use super::traits::RegionDevice;
@@ -72,14 +72,16 @@ pub unsafe trait PeerDevice: RegionDevice {
         false
     }
 
-    /// Returns the bandwidth over the slowest link in bytes per second, if all copy engines share a copy. Returns 0
-    /// where all engines are of one kind or the rate is unknown. The rate is part of the address that peers get.
-    fn striped_rate(&self, options: &Self::Options) -> u64 {
-        let _ = options;
-        0
-    }
+    /// Returns the kinds of engines that the device offers, the preferred kind first.
+    ///
+    /// # Errors
+    /// As [`Fabric::offers`](peerlane_hal::Fabric::offers).
+    fn offers(
+        context: &Arc<Self>,
+        options: &Self::Options,
+    ) -> Result<Vec<EngineOffer>, Self::Error>;
 
-    /// Creates an engine that reaches the connected peers.
+    /// Creates an engine of the kind of the request that reaches the connected peers.
     ///
     /// # Errors
     /// As [`Fabric::engine`](peerlane_hal::Fabric::engine).

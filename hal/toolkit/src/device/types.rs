@@ -207,11 +207,10 @@ pub struct EngineRequest {
     pub peers: Vec<ConnectedPeer>,
     /// The method by which the engine writes signals to its peers.
     pub signal: SignalBy,
+    /// The kind of the engine among the [offers](super::PeerDevice::offers) of the device.
+    pub kind: &'static str,
     /// The features that the caller needs of the engine.
     pub requirements: EngineRequirements,
-    /// The smallest [`striped_rate`](super::PeerDevice::striped_rate) of all connected ranks, so that all ranks choose
-    /// the same kind of engine.
-    pub striped_rate: u64,
 }
 
 impl EngineRequest {

@@ -36,7 +36,6 @@ pub(super) struct Address<V: Vendor> {
     pub(super) rank: Rank,
     pub(super) host: Host,
     pub(super) device: DeviceId,
-    pub(super) striped_rate: u64,
     /// The remote key of a small region with one test flag for each rank.
     pub(super) probe: Key<V>,
 }
@@ -45,12 +44,7 @@ impl<V: Vendor> Address<V> {
     pub(super) fn encode(&self) -> Vec<u8> {
         let key = self.probe.encode();
         let start = Writer::new().bytes(&MAGIC).u16(VERSION).u16(V::BACKEND.0).u32(self.rank.0);
-        let start = self
-            .host
-            .write(start)
-            .bytes(&self.device.uuid)
-            .u16(self.device.divided.into())
-            .u64(self.striped_rate);
+        let start = self.host.write(start).bytes(&self.device.uuid).u16(self.device.divided.into());
         let names = [&self.device.text, &self.device.name];
         let start = names.into_iter().fold(start, |start, name| write_name(start, name));
         // A key of one segment or one handle has about 150 bytes.
@@ -95,7 +89,6 @@ impl<V: Vendor> Address<V> {
                 ));
             }
         };
-        let striped_rate = reader.u64("rate of striped copies").map_err(short)?;
         let mut name = |field| read_name(&mut reader, field).map_err(short);
         let text = name("id of the device")?;
         let device = DeviceId { uuid, divided, text, name: name("name of the device")? };
@@ -111,7 +104,7 @@ impl<V: Vendor> Address<V> {
             Ok(probe) if probe.rank != rank || probe.device != uuid => {
                 malformed("its key is of another rank or device".to_owned())
             }
-            Ok(probe) => Ok(Self { rank, host, device, striped_rate, probe }),
+            Ok(probe) => Ok(Self { rank, host, device, probe }),
             Err(error) => malformed(error.to_string()),
         }
     }
@@ -129,13 +122,7 @@ mod tests {
         let probe = Key::test_key(Rank(2), [8; 16]);
         let (text, name) = ("GPU-08".into(), "NVIDIA H200".into());
         let device = DeviceId { uuid: [8; 16], divided: false, text, name };
-        Address {
-            rank: Rank(2),
-            host: Host::own().clone(),
-            device,
-            striped_rate: 100_000_000_000,
-            probe,
-        }
+        Address { rank: Rank(2), host: Host::own().clone(), device, probe }
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::handover::{Host, Server};
 use crate::regions::{Key, Local, Memory, Owner, Remote, Vendor};
 use crate::streams::SignalBy;
 use peerlane_hal::{
-    BackendId, Deadline, EngineRequirements, Fabric as FabricTrait, Link, LinkKind,
+    BackendId, Deadline, EngineOffer, EngineRequirements, Fabric as FabricTrait, Link, LinkKind,
     PeerMemory as _, Rank, RemoteKey as _, Role,
 };
 
@@ -38,7 +38,6 @@ struct Peer<D: PeerDevice> {
     device: DeviceId,
     kind: LinkKind,
     bytes_per_second: Option<f64>,
-    striped_rate: u64,
     /// Flags of the peer for a test of signals, or `None` if this rank's device cannot reach the peer. Each rank writes
     /// the flag with its own number.
     flags: Option<Remote<D>>,
@@ -52,7 +51,6 @@ pub struct Fabric<D: PeerDevice> {
     context: Arc<D>,
     memory: Memory<D>,
     peers: Vec<Option<Peer<D>>>,
-    striped_rate: u64,
     _flags: Local<D>,
     address: Vec<u8>,
     _server: Server,
@@ -91,12 +89,11 @@ impl<D: PeerDevice> Fabric<D> {
         let memory = Memory::open(&context, rank, ranks, options.is_strict(), on_host)?;
         let flags = memory.allocate(ranks as u64 * WORD_BYTES, Role::Flags)?;
         let probe = memory.export(&flags)?;
-        let (device, striped_rate) = (context.device_id(), context.striped_rate(&options));
-        let address =
-            Address { rank, host: Host::own().clone(), device, striped_rate, probe }.encode();
+        let device = context.device_id();
+        let address = Address { rank, host: Host::own().clone(), device, probe }.encode();
         let peers = (0..ranks).map(|_| None).collect();
         let (_flags, _server) = (flags, server);
-        Ok(Self { ranks, options, context, memory, peers, striped_rate, _flags, address, _server })
+        Ok(Self { ranks, options, context, memory, peers, _flags, address, _server })
     }
 
     /// Returns a description of this rank's device.
@@ -182,7 +179,7 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
             );
             return Err(Fault::Argument(text).into());
         }
-        let Address { host, device, striped_rate, probe, .. } = Address::decode(peer, address)?;
+        let Address { host, device, probe, .. } = Address::decode(peer, address)?;
         Host::own().check_reaches(self.rank(), peer, &host)?;
         let expected = self.ranks as u64 * WORD_BYTES;
         if probe.region_bytes() != expected || probe.role != Role::Flags {
@@ -199,7 +196,7 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
         let PeerAccess { kind, bytes_per_second, flags, unreachable } = found;
         let owner = Owner { process: probe.process, device: probe.device };
         self.memory.connect(peer, owner, unreachable);
-        let known = Peer { device, kind, bytes_per_second, striped_rate, flags };
+        let known = Peer { device, kind, bytes_per_second, flags };
         self.peers[peer.index()] = Some(known);
         Ok(())
     }
@@ -217,16 +214,19 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
         Self::on_context(rank, ranks, self.options.clone(), Arc::clone(&self.context))
     }
 
+    fn offers(&self) -> Result<Vec<EngineOffer>, D::Error> {
+        D::offers(&self.context, &self.options)
+    }
+
     fn engine(&self, requirements: EngineRequirements) -> Result<D::Engine, D::Error> {
+        let offer = requirements.select(&self.offers()?).map_err(Fault::Argument)?;
         let peers = self.connected().map(|(rank, peer)| ConnectedPeer {
             peer: rank,
             device: peer.device.uuid,
             kind: peer.kind,
         });
         let (rank, peers, signal) = (self.rank(), peers.collect(), self.signal()?);
-        let rates = self.connected().map(|(_, peer)| peer.striped_rate);
-        let striped_rate = rates.chain([self.striped_rate]).min().unwrap_or(0);
-        let request = EngineRequest { rank, peers, signal, requirements, striped_rate };
+        let request = EngineRequest { rank, peers, signal, kind: offer.kind(), requirements };
         D::engine(&self.context, &self.options, request)
     }
 }

@@ -60,7 +60,8 @@ pub use crate::device::{StreamDevice, StreamLimits};
 use crate::regions::{Local, Remote};
 use crate::{EngineState, TimedParker};
 use peerlane_hal::{
-    Caps, CopyEngine, Error as _, ErrorKind, LinkKind, Op, Rank, Reducer, StreamOrdered, Ticket,
+    Caps, CopyEngine, EngineOffer, Error as _, ErrorKind, LinkKind, Op, Rank, Reducer,
+    StreamOrdered, Ticket,
 };
 
 /// How an engine writes signals to the flags of peers.
@@ -95,6 +96,34 @@ const SPIN: Duration = Duration::from_micros(20);
 const SLEEP_MAX: Duration = Duration::from_micros(200);
 /// After this many submissions, `completed` queries the driver even right after a submit.
 const SUBMITS_MAX: usize = 16;
+
+/// Returns the offer of stream engines on a device.
+///
+/// # Errors
+/// Returns an error of kind `Unavailable` if the driver or the device lacks a feature that signals
+/// and waits need, and the driver's error.
+pub fn offer<D: StreamDevice>(context: &D) -> Result<EngineOffer, D::Error> {
+    let _relaxed = context.enter_relaxed()?;
+    context.check_words()?;
+    let limits = context.stream_limits()?;
+    let words_together = probes::check_batches(context)?;
+
+    let caps = caps(context, &limits, words_together);
+    Ok(EngineOffer { streams: true, ..EngineOffer::new(caps) })
+}
+
+fn caps<D: StreamDevice>(context: &D, limits: &StreamLimits, words_together: bool) -> Caps {
+    Caps {
+        queued_wait: true,
+        gets: true,
+        // Otherwise each row is a command, of which a stream takes few.
+        rows: context.row_pitch_max() > 0,
+        flags_batched: words_together,
+        slice_ops_max: SLICE_OPS_MAX,
+        shared_queues: Some(limits.shared_queues),
+        ..Caps::new("streams")
+    }
+}
 
 /// The parameters with which a backend opens a stream engine.
 #[derive(Clone, Debug)]
@@ -233,16 +262,7 @@ impl<D: StreamDevice> Engine<D> {
         let capture_ability = probes::check_captures(&*context, words_together);
         let copies_together = probes::probe_copy_batch(&*context, &hardware.main, &hardware.page);
         drop(relaxed);
-        let caps = Caps {
-            queued_wait: true,
-            gets: true,
-            // Otherwise each row is a command, of which a stream takes few.
-            rows: context.row_pitch_max() > 0,
-            flags_batched: words_together,
-            slice_ops_max: SLICE_OPS_MAX,
-            shared_queues: Some(limits.shared_queues),
-            ..Caps::new("streams")
-        };
+        let caps = caps(&*context, &limits, words_together);
         Ok(Self {
             state: EngineState::new(caps),
             limits,

@@ -1,0 +1,79 @@
+//! Offers the engines of a fabric as several kinds, to test the choice between kinds on hardware
+//! that has one.
+
+use peerlane_hal::{
+    Caps, CopyEngine, EngineOffer, EngineRequirements, ErrorKind, Fabric, Op, Rank, Ticket,
+};
+
+use crate::forward::{forward_streams, forward_to_engine};
+use crate::{Error, Layer};
+
+/// A layer that offers several kinds of engines, which are all made of the kind that the fabric
+/// prefers.
+#[derive(Clone, Copy, Debug)]
+pub struct KindsLayer {
+    /// Returns the offers for the first one of the fabric. They may differ from it by the name of
+    /// the kind, by rates and by blocks, and their capabilities by what an engine reports only.
+    pub kinds: fn(EngineOffer) -> Vec<EngineOffer>,
+    /// The kind that one rank offers but cannot create.
+    pub refused: Option<(Rank, &'static str)>,
+}
+
+// SAFETY: the engines wrap engines of the fabric.
+unsafe impl<F: Fabric> Layer<F> for KindsLayer {
+    type Engine = Kind<F::Engine>;
+
+    fn engine(
+        &self,
+        fabric: &F,
+        _: u64,
+        requirements: EngineRequirements,
+    ) -> Result<Self::Engine, Error<F::Error>> {
+        let offers = fabric.offers().map_err(Error::Inner)?;
+        let offers = Layer::<F>::offers(self, offers);
+        let invalid = |text| Error::layer(ErrorKind::InvalidArgument, text);
+        let offer = requirements.select(&offers).map_err(invalid)?;
+        if self.refused == Some((fabric.rank(), offer.kind())) {
+            let text = format!("the layer refuses engines of the kind {}", offer.kind());
+            return Err(Error::layer(ErrorKind::Unavailable, text));
+        }
+
+        let requirements = EngineRequirements { kind: None, ..requirements };
+        let engine = fabric.engine(requirements).map_err(Error::Inner)?;
+        Ok(Kind { engine, caps: offer.caps })
+    }
+
+    fn offers(&self, own: Vec<EngineOffer>) -> Vec<EngineOffer> {
+        own.first().map(|&offer| (self.kinds)(offer)).unwrap_or_default()
+    }
+}
+
+/// An engine that reports the name of another kind.
+#[derive(Debug)]
+pub struct Kind<E> {
+    engine: E,
+    caps: Caps,
+}
+
+// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
+unsafe impl<E: CopyEngine> CopyEngine for Kind<E> {
+    type Error = Error<E::Error>;
+    type Local = E::Local;
+    type Remote = E::Remote;
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn submit(
+        &mut self,
+        ops: &[Op<'_, E::Local, E::Remote>],
+    ) -> Result<Ticket, Self::Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.engine.submit(ops) }.map_err(Error::Inner)
+    }
+
+    forward_to_engine!(completed park is_busy waker release compute_bytes streams prepare_reduce);
+}
+
+forward_streams!([E: CopyEngine] Kind<E>);
