@@ -54,6 +54,9 @@ pub struct Request {
     pub label: Option<String>,
     /// Whether fallbacks are errors.
     pub strict: bool,
+    /// Whether the operation runs beside kernels of the caller, or `None` for the setting of the
+    /// group.
+    pub beside_compute: Option<bool>,
     /// The timeout of a start, or `None` for that of the group.
     pub timeout: Option<Duration>,
     /// The window of the input with the element at which the input begins, or `None` for memory of
@@ -82,6 +85,7 @@ impl Request {
             matrix: None,
             label: None,
             strict: false,
+            beside_compute: None,
             timeout: None,
             input: None,
             output: None,
@@ -125,6 +129,9 @@ impl Request {
         }
         if let Some(timeout) = self.timeout {
             builder = builder.timeout(timeout);
+        }
+        if let Some(beside_compute) = self.beside_compute {
+            builder = builder.beside_compute(beside_compute);
         }
         if let Some((rows, sides)) = self.matrix {
             builder = builder.matrix(rows, sides);

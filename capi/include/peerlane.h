@@ -27,7 +27,7 @@
 
 
 // The version of the header, which options contain. It changes if a program must be compiled again.
-#define PEERLANE_HEADER_VERSION 3
+#define PEERLANE_HEADER_VERSION 4
 
 // The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which `peerlane_error_text` describes.
 typedef enum {
@@ -133,6 +133,16 @@ typedef enum {
   PEERLANE_REDUCTION_AVERAGE = 3,
 } peerlane_reduction;
 
+// Says whether an option of an operation is on, off or as in its group.
+typedef enum {
+  // The operation takes the setting of the group.
+  PEERLANE_SETTING_AS_GROUP = 0,
+  // The option is off.
+  PEERLANE_SETTING_OFF = 1,
+  // The option is on.
+  PEERLANE_SETTING_ON = 2,
+} peerlane_setting;
+
 // Connections over a window to all ranks of a group.
 typedef struct peerlane_channel peerlane_channel;
 
@@ -162,6 +172,9 @@ typedef struct {
   uint64_t start_timeout_ms;
   // Whether fallbacks, such as copies through host memory, are errors.
   bool strict;
+  // Whether operations run beside kernels of the program, and so take few compute units, unless
+  // their own options say otherwise. All ranks set the same.
+  bool beside_compute;
   // The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the launcher's environment;
   // `rank` and `secret` then have no effect.
   const char *hub;
@@ -208,6 +221,9 @@ typedef struct {
   bool resizable;
   // Whether fallbacks, and compute units that copy or add, are errors.
   bool strict;
+  // Whether the operation runs beside kernels of the program, and so takes few compute units,
+  // even if that is slower on an idle device: one of `PEERLANE_SETTING_AS_GROUP` and so on.
+  uint32_t beside_compute;
   // The longest time of a start in milliseconds, or 0 for that of the group.
   uint64_t timeout_ms;
   // The window that holds the input, or NULL if the operation allocates the input.

@@ -42,6 +42,9 @@ pub struct GroupOptions {
     pub start_timeout_ms: u64,
     /// Whether fallbacks, such as copies through host memory, are errors.
     pub strict: bool,
+    /// Whether operations run beside kernels of the program, and so take few compute units, unless
+    /// their own options say otherwise. All ranks set the same.
+    pub beside_compute: bool,
     /// The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the launcher's environment;
     /// `rank` and `secret` then have no effect.
     pub hub: *const c_char,
@@ -173,7 +176,8 @@ pub unsafe extern "C" fn peerlane_group_open(
 unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
     check_header(given.header_version)?;
     let mut options = OpenOptions::default();
-    let mut group = peerlane::GroupOptions::default().strict(given.strict);
+    let group = peerlane::GroupOptions::default().strict(given.strict);
+    let mut group = group.beside_compute(given.beside_compute);
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     if let Some(name) = unsafe { text(given.backend, "backend") }? {
         let backend = name.parse::<Backend>();

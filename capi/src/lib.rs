@@ -24,7 +24,7 @@ use peerlane::{Error, ErrorKind};
 use status::Failure;
 
 /// The version of the header, which options contain. It changes if a program must be compiled again.
-pub const HEADER_VERSION: u32 = 3;
+pub const HEADER_VERSION: u32 = 4;
 
 /// Returns the version of the library, such as `0.1.0`. The text is constant.
 #[unsafe(no_mangle)]

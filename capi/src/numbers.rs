@@ -1,4 +1,4 @@
-//! Defines the numbers of collectives, element types and reductions in the header.
+//! Defines the numbers of collectives, element types, reductions and settings in the header.
 
 use peerlane::Operator;
 use peerlane::collective::Collective;
@@ -84,6 +84,18 @@ pub enum ReductionNumber {
     Average = 3,
 }
 
+/// Says whether an option of an operation is on, off or as in its group.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub enum SettingNumber {
+    /// The operation takes the setting of the group.
+    AsGroup = 0,
+    /// The option is off.
+    Off = 1,
+    /// The option is on.
+    On = 2,
+}
+
 impl CollectiveNumber {
     /// Returns the number of `collective`, whatever its root.
     pub(crate) fn from_collective(collective: Collective) -> Self {
@@ -114,6 +126,20 @@ impl ReductionNumber {
             Operator::Average => Self::Average,
             #[cfg(not(peerlane_workspace))]
             _ => unreachable!("this library is built with the operators of its own version"),
+        }
+    }
+}
+
+impl SettingNumber {
+    /// All settings.
+    pub(crate) const ALL: [Self; 3] = [Self::AsGroup, Self::Off, Self::On];
+
+    /// Returns whether the option is on, or `None` for the setting of the group.
+    pub(crate) fn value(self) -> Option<bool> {
+        match self {
+            Self::AsGroup => None,
+            Self::Off => Some(false),
+            Self::On => Some(true),
         }
     }
 }

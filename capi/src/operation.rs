@@ -11,7 +11,7 @@ use peerlane_bindings::{AnyOperation, Request, Stream};
 
 use crate::group::{GROUPS, GroupHandle, check_header, text};
 use crate::handle::{Table, clear, lock};
-use crate::numbers::{CollectiveNumber, ReductionNumber};
+use crate::numbers::{CollectiveNumber, ReductionNumber, SettingNumber};
 use crate::status::{Failure, Status, call};
 use crate::window::{WINDOWS, WindowHandle, write};
 use crate::{milliseconds, text_into};
@@ -58,6 +58,9 @@ pub struct OperationOptions {
     pub resizable: bool,
     /// Whether fallbacks, and compute units that copy or add, are errors.
     pub strict: bool,
+    /// Whether the operation runs beside kernels of the program, and so takes few compute units,
+    /// even if that is slower on an idle device: one of `PEERLANE_SETTING_AS_GROUP` and so on.
+    pub beside_compute: u32,
     /// The longest time of a start in milliseconds, or 0 for that of the group.
     pub timeout_ms: u64,
     /// The window that holds the input, or NULL if the operation allocates the input.
@@ -158,6 +161,10 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     let operator = numbered("reduction", options.reduction, &Operator::ALL, number_of)?;
     let dtype = numbered("dtype", options.dtype, &DType::ALL, DType::c_number)?;
 
+    let number_of = |setting| setting as u32;
+    let settings = &SettingNumber::ALL;
+    let beside_compute = numbered("beside_compute", options.beside_compute, settings, number_of)?;
+
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
     let algorithm = algorithm.map(str::parse).transpose();
@@ -179,6 +186,7 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     request.capturable = options.capturable;
     request.resizable = options.resizable;
     request.strict = options.strict;
+    request.beside_compute = beside_compute.value();
 
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     request.label = unsafe { text(options.label, "label") }?.map(str::to_owned);

@@ -96,6 +96,11 @@ fn starts_have_sizes_of_their_own() {
 }
 
 #[test]
+fn operations_run_beside_compute_as_their_group_unless_they_say_otherwise() {
+    compile_and_run("beside_compute.c", 2);
+}
+
+#[test]
 fn a_lost_rank_is_named() {
     compile_and_run("lost_rank.c", RANKS);
 }
