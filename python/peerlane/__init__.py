@@ -35,7 +35,7 @@ atexit.register(end_process)
 @names_call
 def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int | None = None, secret: str | None = None, backend: str | None = None,
          network: str | None = None, device: int | None = None, timeout: float | None = None, start_timeout: float | None = None,
-         strict: bool = False, label: str | None = None) -> Group:  # fmt: skip
+         strict: bool = False, beside_compute: bool = False, label: str | None = None) -> Group:  # fmt: skip
     """Opens a group. Collective: all ranks call it.
 
     Without `hub`, rank, size and address come from the environment of the launcher (torchrun, mpirun, srun); without a launcher the group has one rank, and
@@ -43,13 +43,14 @@ def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int | None = Non
     `hub` is the address of a `Hub`, such as "10.0.0.1:29501", with `rank`, `ranks` (1) and, between hosts, the hub's `secret`; rank 0 can give the `Hub` itself,
     which then lives as long as the group. `backend` and `network` are "host", "cuda", "rocm" or "rdma"; by default the best ones. `device` is the number of the GPU. `timeout` is
     the longest wait for a rank in seconds (30), also of calls such as `prepare`, `start_timeout` that for the start of all ranks (120). `strict` makes fallbacks errors.
+    With `beside_compute`, operations run beside kernels of the program and take few compute units, unless a call says otherwise; all ranks set the same.
     `label` names the group in the errors of this rank.
 
     Raises `Timeout` or `PeerLost` with the rank that is missing, `Mismatch`, `InvalidArgument`, `Unavailable` with what to install.
     """
     native = _native.Group.open(
         hub=hub, rank=rank, ranks=ranks, secret=secret, backend=backend, network=network, device=device, timeout=timeout,
-        start_timeout=start_timeout, strict=strict, label=label,
+        start_timeout=start_timeout, strict=strict, beside_compute=beside_compute, label=label,
     )  # fmt: skip
     return Group(native)
 

@@ -38,6 +38,13 @@ def whole(name: str, value: Any, least: int = 0, most: int = WHOLE_MAX) -> int:
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """Returns an argument that is True or False."""
+    if value is not True and value is not False:
+        raise InvalidArgument(f"{name} is {shown(value)}, expected True or False")
+    return value
+
+
 def file_number(name: str, file: Any) -> Any:
     """Returns the descriptor of an argument that has one by `fileno()`, and other arguments as they are."""
     if not hasattr(file, "fileno"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from peerlane import _native
 from peerlane._arena import Arena
-from peerlane._arguments import limit, shown, whole, wholes
+from peerlane._arguments import flag, limit, shown, whole, wholes
 from peerlane._arrays import CPU, ITEMSIZE, View, view
 from peerlane._errors import Error, InvalidArgument, of_native
 from peerlane._group import Future
@@ -47,7 +47,7 @@ class Collectives:
 
     def call(self, collective: str, input: Any, output: Any, *, counts: Sequence[int] | None = None,
              splits: tuple[Sequence[int], Sequence[int]] | None = None, root: int = 0, reduction: str = "sum", stream: Any = None,
-             wait: bool = True, timeout: float | None = None) -> Any:  # fmt: skip
+             wait: bool = True, timeout: float | None = None, beside_compute: bool | None = None) -> Any:  # fmt: skip
         """Starts a collective, and waits for it if `wait` is set."""
         try:
             if timeout is not None:
@@ -58,8 +58,8 @@ class Collectives:
                 root = whole("root", root)
             if not 0 <= root < self.group.ranks:
                 raise InvalidArgument(f"root is {shown(root)}, expected a rank below {self.group.ranks}")
-            if wait is not True and wait is not False:
-                raise InvalidArgument(f"wait is {shown(wait)}, expected True or False")
+            flag("wait", wait)
+            is_beside = self.group.beside_compute if beside_compute is None else flag("beside_compute", beside_compute)
             if not isinstance(reduction, str):
                 raise InvalidArgument(f"reduction is {shown(reduction)}, expected a string")
             source, target = self._views(collective, input, output, root)
@@ -68,13 +68,13 @@ class Collectives:
             self.tell_refusal(error, collective, splits is not None)
             raise
         if self.is_cpu:
-            future = self._start(collective, source, target, count, root, reduction, output)
+            future = self._start(collective, source, target, count, root, reduction, is_beside, output)
             return future.wait(timeout) if wait else future
         if self.streams is None:
             from peerlane._gpu import Streams
 
             self.streams = Streams(self)
-        future = self.streams.start(collective, source, target, count, root, reduction, stream, wait)
+        future = self.streams.start(collective, source, target, count, root, reduction, is_beside, stream, wait)
         if future is None:
             return output
         future._output = output
@@ -342,12 +342,13 @@ class Collectives:
         if self.streams is not None and self.streams.last_copies is not None:
             self.streams.last_copies[1].synchronize()
 
-    def operation(self, start: Start, root: int, reduction: str) -> _native.Operation:
+    def operation(self, start: Start, root: int, reduction: str, is_beside: bool) -> _native.Operation:
         """Returns the prepared operation of a start, with its size and places set."""
         capturable = start.is_captured
         size = ITEMSIZE[start.dtype]
         places = [place and (place[0], place[1] // size) for place in (start.input, start.output)]
-        names = (start.collective, start.dtype, start.is_in_place, capturable, root, *(place and id(place[0]) for place in places))
+        kind = (start.collective, start.dtype, start.is_in_place, capturable, is_beside, root)
+        names = (*kind, *(place and id(place[0]) for place in places))
         is_reduction = self.goal(start.collective, root).is_reduction
         if is_reduction:
             key = (*names, reduction, str(start.count), *(place and place[1] for place in places))
@@ -361,7 +362,7 @@ class Collectives:
                 self.operations.move_to_end(key)
         else:
             self.misses += 1
-            found = self._prepare(start, places, root, reduction, capturable)
+            found = self._prepare(start, places, root, reduction, is_beside)
             kept[key] = found
             if len(self.operations) > _OPERATIONS_MAX:
                 self.operations.popitem(last=False)[1].drop()
@@ -389,8 +390,13 @@ class Collectives:
         if len(self.sizes) > _SIZES_MAX:
             self.sizes.popitem(last=False)
 
-    def _prepare(self, start: Start, places: list, root: int, reduction: str, capturable: bool) -> _native.Operation:
-        options: dict[str, Any] = {"root": root, "in_place": start.is_in_place, "capturable": capturable}
+    def _prepare(self, start: Start, places: list, root: int, reduction: str, is_beside: bool) -> _native.Operation:
+        options: dict[str, Any] = {
+            "root": root,
+            "in_place": start.is_in_place,
+            "capturable": start.is_captured,
+            "beside_compute": is_beside,
+        }
         ranks, size = self.group.ranks, ITEMSIZE[start.dtype]
         goal = self.goal(start.collective, root)
         if goal.is_reduction:
@@ -419,13 +425,13 @@ class Collectives:
         return self.arena.settled().prepare(start.collective, start.dtype, count, resizable=True, check_starts=True, **options)
 
     def _start(
-        self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str, output: Any
+        self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str, is_beside: bool, output: Any
     ) -> Future:
         self.finish()
         start = self.plan(collective, source, target, count, root)
         for copy in start.copies_in():
             ctypes.memmove(*copy)
-        prepared = self.operation(start, root, reduction)
+        prepared = self.operation(start, root, reduction, is_beside)
         prepared.start()
 
         def finish() -> None:

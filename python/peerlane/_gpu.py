@@ -50,7 +50,16 @@ class Streams:
         self.in_use: list[tuple[Any, tuple]] = []
 
     def start(
-        self, collective: str, source: View | None, target: View | None, count: Any, root: int, reduction: str, stream: Any, wait: bool
+        self,
+        collective: str,
+        source: View | None,
+        target: View | None,
+        count: Any,
+        root: int,
+        reduction: str,
+        is_beside: bool,
+        stream: Any,
+        wait: bool,
     ) -> StreamFuture | None:
         """Enqueues a start with the copies before and after it; on a stream of its own unless `wait` is set."""
         torch, calls = self.torch, self.calls
@@ -70,7 +79,7 @@ class Streams:
         planned = calls.plan(collective, source, target, count, root, is_captured)
         before, after = planned.copies_in(), planned.copies_out()
         with nullcontext() if used is current else torch.cuda.stream(used):
-            operation = calls.operation(planned, root, reduction)
+            operation = calls.operation(planned, root, reduction, is_beside)
             # Copies of a graph have memory of their own, and an event of a capture cannot be waited for outside of it.
             shares = (before or after) and not is_captured
             if shares and self.last_copies is not None and self.last_copies[0] != used.cuda_stream:

@@ -240,7 +240,7 @@ class Group:
     def prepare(self, collective: str, dtype: Any, count: int | Sequence[int] | tuple[list[int], list[int]], *, root: int = 0,
                 reduction: str = "sum", algorithm: str | None = None, chunks: int | None = None, in_place: bool = False,
                 capturable: bool = False, resizable: bool = False, check_starts: bool = False, strict: bool = False,
-                timeout: float | None = None, input: tuple[Window, int] | None = None,
+                beside_compute: bool | None = None, timeout: float | None = None, input: tuple[Window, int] | None = None,
                 output: tuple[Window, int] | None = None, matrix: tuple[int, str] | None = None, label: str | None = None) -> Operation:  # fmt: skip
         """Prepares an operation: plans and verifies it, and takes memory. Collective.
 
@@ -249,6 +249,9 @@ class Group:
         number for each rank; or, for an all-to-all, a pair of lists. `reduction` is as for `reduce_scatter`, also for a NaN. `input` and `output` are a window and the element at which they begin; without them the
         operation has memory of its own. `timeout` is in seconds. With `matrix`, a number of rows and "input", "output" or "both", the input, the output or both
         are matrices of that many rows, of which each block is a range of columns. `label`, equal on all ranks, names the operation in errors.
+
+        With `beside_compute`, the operation runs beside kernels of the program and takes few compute units, even if it is slower on an idle GPU; None is the
+        setting of the group.
 
         With `capturable`, starts can be recorded into graphs. All replays of such graphs must be complete before the operation is dropped or the group is
         closed. During a replay, the host must not access the memory of the operation. Nothing checks this, and memory that is used elsewhere is overwritten
@@ -263,9 +266,9 @@ class Group:
             dtype, counts = dtype_name(dtype), _counts(count)
         native = self._calls.arena.settled().prepare(
             collective, dtype, counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
-            in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict, timeout=timeout,
-            input=input and (input[0]._native, input[1]), output=output and (output[0]._native, output[1]), matrix=matrix,
-            label=label,
+            in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict,
+            beside_compute=beside_compute, timeout=timeout, input=input and (input[0]._native, input[1]),
+            output=output and (output[0]._native, output[1]), matrix=matrix, label=label,
         )  # fmt: skip
         return Operation(native)
 
@@ -349,7 +352,7 @@ class Group:
         arrays on the memory of the group: anything with DLPack or the buffer protocol. Arrays of `empty` are not copied, but parts of them are.
 
         All collectives here take: `stream` (GPUs: the stream on which to enqueue; default is PyTorch's current one), `wait` (False returns a future with `wait`
-        and `done`) and, on the host, `timeout` in seconds. They return the output. Raise `InvalidArgument` for an array that does not fit, `Mismatch`, `PeerLost` or `Timeout`
+        and `done`), `beside_compute` as for `prepare` and, on the host, `timeout` in seconds. They return the output. Raise `InvalidArgument` for an array that does not fit, `Mismatch`, `PeerLost` or `Timeout`
         with the rank.
         """
         return self._calls.call("all-gather", input, output, **options)

@@ -120,6 +120,7 @@ class Group:
         timeout: float | None = None,
         start_timeout: float | None = None,
         strict: bool = False,
+        beside_compute: bool = False,
         label: str | None = None,
     ) -> Group: ...
     @property
@@ -132,6 +133,9 @@ class Group:
     def device(self) -> int | None: ...
     @property
     def selection(self) -> str: ...
+    @property
+    def beside_compute(self) -> bool:
+        """Whether operations run beside kernels of the caller, unless they say otherwise."""
     @property
     def memory_device(self) -> tuple[int, int]: ...
     def barrier(self) -> None: ...
@@ -164,6 +168,7 @@ class Group:
         resizable: bool = False,
         check_starts: bool = False,
         strict: bool = False,
+        beside_compute: bool | None = None,
         timeout: float | None = None,
         input: tuple[Window, int] | None = None,
         output: tuple[Window, int] | None = None,

@@ -2,7 +2,8 @@
 
 `group` is a `peerlane.Group`, or a `ProcessGroup` of PyTorch for which a group is opened at first use, or None for the default one. On a GPU, calls are
 enqueued on the current stream, and with `async_op=True` on a stream of their own. Tensors must be contiguous. A tensor of `empty` is gathered without a
-copy; parts of it and others are copied to memory of the library. Nothing here is differentiable.
+copy; parts of it and others are copied to memory of the library. Nothing here is differentiable. Collectives also take `beside_compute`, as
+`peerlane.Group.prepare`.
 """
 
 from __future__ import annotations
@@ -104,27 +105,42 @@ def empty(*size: Any, dtype: Any = None, group: Any = None) -> torch.Tensor:
 
 
 @names_call
-def all_gather_into_tensor(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Work | None:
+def all_gather_into_tensor(
+    output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False, *, beside_compute: bool | None = None
+) -> Work | None:
     """Gathers the tensor of every rank to `output_tensor`, as `torch.distributed.all_gather_into_tensor`."""
-    return _call(group, async_op, "all-gather", input_tensor, output_tensor)
+    return _call(group, async_op, "all-gather", input_tensor, output_tensor, beside_compute=beside_compute)
 
 
 @names_call
-def all_gather(tensor_list: list[Any], tensor: Any, group: Any = None, async_op: bool = False) -> Work | None:
+def all_gather(
+    tensor_list: list[Any], tensor: Any, group: Any = None, async_op: bool = False, *, beside_compute: bool | None = None
+) -> Work | None:
     """Gathers the tensor of every rank to a list of tensors, whose sizes may differ, as `torch.distributed.all_gather`."""
     of = _group(group)
     with of._calls.checks("all-gather"):
         tensors = _check_list("tensor_list", tensor_list, tensor, of)
     counts = [each.numel() for each in tensors]
     flat = torch.empty(sum(counts), dtype=tensor.dtype, device=tensor.device)
-    options = {} if len(set(counts)) == 1 else {"counts": counts}
+    options: dict[str, Any] = {"beside_compute": beside_compute}
+    if len(set(counts)) != 1:
+        options["counts"] = counts
     return _to_list(of, _call(of, async_op, "all-gather", tensor, flat, **options), flat, tensors)
 
 
 @names_call
-def broadcast(tensor: Any, src: int | None = None, group: Any = None, async_op: bool = False, group_src: int | None = None) -> Work | None:
+def broadcast(
+    tensor: Any,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    beside_compute: bool | None = None,
+) -> Work | None:
     """Copies the tensor of rank `src` to all ranks, as `torch.distributed.broadcast`."""
-    return _call(group, async_op, "broadcast", tensor, tensor, root=_root("broadcast", group, src, group_src))
+    root = _root("broadcast", group, src, group_src)
+    return _call(group, async_op, "broadcast", tensor, tensor, root=root, beside_compute=beside_compute)
 
 
 @names_call
@@ -135,10 +151,12 @@ def all_to_all_single(
     input_split_sizes: list[int] | None = None,
     group: Any = None,
     async_op: bool = False,
+    *,
+    beside_compute: bool | None = None,
 ) -> Work | None:
     """Sends part r of `input` to rank r, as `torch.distributed.all_to_all_single`. Split sizes are of dimension 0, and cost an exchange."""
     if output_split_sizes is None and input_split_sizes is None:
-        return _call(group, async_op, "all-to-all", input, output)
+        return _call(group, async_op, "all-to-all", input, output, beside_compute=beside_compute)
     of = _group(group)
     splits = []
     with of._calls.checks("all-to-all", has_splits=True):
@@ -149,7 +167,7 @@ def all_to_all_single(
             # An empty list is the same as none, as in PyTorch.
             given = [] if lens is None else wholes(f"{name}_split_sizes", lens)
             splits.append([length * row for length in given or [tensor.shape[0] // of.size] * of.size])
-    return _call(of, async_op, "all-to-all", input, output, splits=tuple(splits))
+    return _call(of, async_op, "all-to-all", input, output, splits=tuple(splits), beside_compute=beside_compute)
 
 
 @names_call
@@ -160,16 +178,19 @@ def gather(
     group: Any = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    *,
+    beside_compute: bool | None = None,
 ) -> Work | None:
     """Gathers the tensor of every rank to a list on rank `dst`, as `torch.distributed.gather`."""
     root, of = _root("gather", group, dst, group_dst), _group(group)
     if of.rank != root:
-        return _call(of, async_op, "gather", tensor, None, root=root)
+        return _call(of, async_op, "gather", tensor, None, root=root, beside_compute=beside_compute)
     with of._calls.checks("gather"):
         numel = tensor.numel() if isinstance(tensor, torch.Tensor) else None
         tensors = _check_list("gather_list", gather_list, tensor, of, numel)
     flat = torch.empty(of.size * tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-    return _to_list(of, _call(of, async_op, "gather", tensor, flat, root=root), flat, tensors)
+    work = _call(of, async_op, "gather", tensor, flat, root=root, beside_compute=beside_compute)
+    return _to_list(of, work, flat, tensors)
 
 
 @names_call
@@ -180,6 +201,8 @@ def scatter(
     group: Any = None,
     async_op: bool = False,
     group_src: int | None = None,
+    *,
+    beside_compute: bool | None = None,
 ) -> Work | None:
     """Sends tensor r of a list on rank `src` to rank r, as `torch.distributed.scatter`."""
     root, of = _root("scatter", group, src, group_src), _group(group)
@@ -189,25 +212,29 @@ def scatter(
             numel = tensor.numel() if isinstance(tensor, torch.Tensor) else None
             tensors = _check_list("scatter_list", scatter_list, tensor, of, numel)
         flat = torch.cat([each.reshape(-1) for each in tensors])
-    return _call(of, async_op, "scatter", flat, tensor, root=root)
+    return _call(of, async_op, "scatter", flat, tensor, root=root, beside_compute=beside_compute)
 
 
 @names_call
-def reduce_scatter_tensor(output: Any, input: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
+def reduce_scatter_tensor(
+    output: Any, input: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False, *, beside_compute: bool | None = None
+) -> Work | None:
     """Reduces the inputs and gives part r to rank r, as `torch.distributed.reduce_scatter_tensor`: SUM, AVG, MAX or MIN, in rank order.
 
     MAX and MIN prefer a number to a NaN, as NCCL's kernels and `torch.fmax`, and unlike `torch.maximum`. Gloo's result depends on the order of ranks.
     """
-    return _call(group, async_op, "reduce-scatter", input, output, op=op)
+    return _call(group, async_op, "reduce-scatter", input, output, op=op, beside_compute=beside_compute)
 
 
 @names_call
-def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
+def all_reduce(
+    tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False, *, beside_compute: bool | None = None
+) -> Work | None:
     """Reduces a tensor in place on every rank, as `torch.distributed.all_reduce`: SUM, AVG, MAX or MIN, in rank order.
 
     MAX and MIN prefer a number to a NaN, as in `reduce_scatter_tensor`.
     """
-    return _call(group, async_op, "all-reduce", tensor, tensor, op=op)
+    return _call(group, async_op, "all-reduce", tensor, tensor, op=op, beside_compute=beside_compute)
 
 
 @names_call
@@ -218,13 +245,15 @@ def reduce(
     group: Any = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    *,
+    beside_compute: bool | None = None,
 ) -> Work | None:
     """Reduces a tensor in place on rank `dst`, as `torch.distributed.reduce`.
 
     MAX and MIN prefer a number to a NaN, as in `reduce_scatter_tensor`.
     """
     root = _root("reduce", group, dst, group_dst)
-    return _call(group, async_op, "reduce", tensor, tensor, root=root, op=op)
+    return _call(group, async_op, "reduce", tensor, tensor, root=root, op=op, beside_compute=beside_compute)
 
 
 @names_call

@@ -40,6 +40,9 @@ pub(crate) struct Group {
     /// Which backends and which GPU the group uses, and why.
     #[pyo3(get)]
     selection: String,
+    /// Whether operations run beside kernels of the caller, unless they say otherwise.
+    #[pyo3(get)]
+    beside_compute: bool,
     backend: BackendId,
     device: Option<u32>,
 }
@@ -74,13 +77,14 @@ impl Inner {
 }
 
 impl Group {
-    fn new(group: peerlane::Group) -> Result<Self, Error> {
+    fn new(group: peerlane::Group, beside_compute: bool) -> Result<Self, Error> {
         let selection = group.selection();
         Ok(Self {
             end: group.end()?,
             rank: group.rank().0,
             ranks: group.ranks(),
             selection: selection.to_string(),
+            beside_compute,
             backend: selection.local,
             device: selection.device,
             inner: Arc::new(Inner {
@@ -230,7 +234,11 @@ fn text_if_any(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<
 
 /// Converts an option that is off by default.
 fn flag(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
-    value.map_or(Ok(false), |value| argument(name, value, "True or False"))
+    Ok(flag_if_any(name, value)?.unwrap_or(false))
+}
+
+fn flag_if_any(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<bool>> {
+    value.map(|value| argument(name, value, "True or False")).transpose()
 }
 
 fn bytes(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
@@ -249,7 +257,7 @@ impl Group {
     /// Opens a group of the launcher, or of the ranks that join a hub. Collective.
     #[staticmethod]
     #[pyo3(signature = (*, hub=None, rank=None, ranks=None, secret=None, backend=None, network=None, device=None, timeout=None,
-                        start_timeout=None, strict=None, label=None))]
+                        start_timeout=None, strict=None, beside_compute=None, label=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn open(
         py: Python<'_>,
@@ -263,6 +271,7 @@ impl Group {
         timeout: Option<&Bound<'_, PyAny>>,
         start_timeout: Option<&Bound<'_, PyAny>>,
         strict: Option<&Bound<'_, PyAny>>,
+        beside_compute: Option<&Bound<'_, PyAny>>,
         label: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let hub: Option<HubArgument> = hub
@@ -275,11 +284,12 @@ impl Group {
         let network = text_if_any("network", network)?;
         let device: Option<u32> = whole_if_any("device", device)?;
         let strict = flag("strict", strict)?;
+        let beside_compute = flag("beside_compute", beside_compute)?;
 
         // What is not set keeps the default of the options.
         let parse = |name: &str| name.parse::<Backend>().map_err(|error| raised(&error));
         let mut options = OpenOptions::default();
-        let mut group = GroupOptions::default().strict(strict);
+        let mut group = GroupOptions::default().strict(strict).beside_compute(beside_compute);
         if let Some(name) = &backend {
             options = options.backend(parse(name)?);
         }
@@ -355,7 +365,7 @@ impl Group {
             }
             options.open(TcpBootstrap::join(&environment, deadline())?)
         })?;
-        Self::new(group).map_err(|error| raised(&error))
+        Self::new(group, beside_compute).map_err(|error| raised(&error))
     }
 
     /// Returns the name of the backend inside a node.
@@ -457,7 +467,8 @@ impl Group {
             };
             group.split_with(options, color, key)
         })?;
-        part.map(Self::new).transpose().map_err(|error| raised(&error))
+        let part = part.map(|part| Self::new(part, self.beside_compute)).transpose();
+        part.map_err(|error| raised(&error))
     }
 
     /// Forms a group of the ranks of a list.
@@ -466,13 +477,13 @@ impl Group {
         let part = self.collective(py, ranks, |group, ranks| {
             group.subgroup(&ranks.into_iter().map(Rank).collect::<Vec<_>>())
         })?;
-        Self::new(part).map_err(|error| raised(&error))
+        Self::new(part, self.beside_compute).map_err(|error| raised(&error))
     }
 
     /// Opens a group of the ranks that remain.
     fn shrink(&self, py: Python<'_>) -> PyResult<Self> {
         let rest = self.long(py, |group| group.shrink())?;
-        Self::new(rest).map_err(|error| raised(&error))
+        Self::new(rest, self.beside_compute).map_err(|error| raised(&error))
     }
 
     /// Closes the group. A second call does nothing.
@@ -579,8 +590,8 @@ impl Group {
 
     /// Prepares an operation.
     #[pyo3(signature = (collective, dtype, lens, *, root=None, reduction=None, algorithm=None, chunks=None, in_place=None,
-                        capturable=None, resizable=None, check_starts=None, strict=None, timeout=None, input=None, output=None,
-                        matrix=None, label=None))]
+                        capturable=None, resizable=None, check_starts=None, strict=None, beside_compute=None, timeout=None,
+                        input=None, output=None, matrix=None, label=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare(
         slf: &Bound<'_, Self>,
@@ -596,6 +607,7 @@ impl Group {
         resizable: Option<&Bound<'_, PyAny>>,
         check_starts: Option<&Bound<'_, PyAny>>,
         strict: Option<&Bound<'_, PyAny>>,
+        beside_compute: Option<&Bound<'_, PyAny>>,
         timeout: Option<&Bound<'_, PyAny>>,
         input: Option<&Bound<'_, PyAny>>,
         output: Option<&Bound<'_, PyAny>>,
@@ -629,6 +641,7 @@ impl Group {
             request.resizable = flag("resizable", resizable)?;
             request.check_starts = flag("check_starts", check_starts)?;
             request.strict = flag("strict", strict)?;
+            request.beside_compute = flag_if_any("beside_compute", beside_compute)?;
             request.label = text_if_any("label", label)?;
             request.timeout = seconds("timeout", timeout)?;
             request.input = place("input", input)?;

@@ -162,8 +162,9 @@ def arguments(group):
         ("open: timeout", lambda it: joined(timeout=it), NO_TIMEOUTS, [*SECONDS, None]),
         ("open: start_timeout", lambda it: joined(start_timeout=it), NO_TIMEOUTS, [*SECONDS, None]),
         ("open: strict", lambda it: joined(strict=it), NO_FLAGS, [True, False]),
+        ("open: beside_compute", lambda it: joined(beside_compute=it), NO_FLAGS, [True, False]),
     ]
-    for name in ("in_place", "capturable", "resizable", "check_starts", "strict"):
+    for name in ("in_place", "capturable", "resizable", "check_starts", "strict", "beside_compute"):
         rows.append((f"prepare: {name}", lambda it, name=name: prepared(group, **{name: it}), NO_FLAGS, [False, None]))
     for name, arrays in [("all_gather", 2), ("broadcast", 1), ("all_to_all", 2), ("gather", 2), ("scatter", 2), ("reduce_scatter", 2),
                          ("all_reduce", 2), ("reduce", 2)]:  # fmt: skip
@@ -172,6 +173,7 @@ def arguments(group):
             (f"{name}: {'array' if arrays == 1 else 'input'}", lambda it, call=call, rest=given[1:]: call(it, *rest), NO_ARRAYS, [source]),
             (f"{name}: timeout", lambda it, call=call, given=given: call(*given, timeout=it), NO_SECONDS, [*SECONDS, None]),
             (f"{name}: wait", lambda it, call=call, given=given: call(*given, wait=it), [*NO_FLAGS, None], [True]),
+            (f"{name}: beside_compute", lambda it, call=call, given=given: call(*given, beside_compute=it), NO_FLAGS, [True, False, None]),
             (f"{name}: stream", lambda it, call=call, given=given: call(*given, stream=it), NO_WHOLES, [None]),
         ]
         if arrays == 2:

@@ -246,7 +246,8 @@ def numbers_that_are_none(group):
     window = group.window(64)
     for options in [{"chunks": -1}, {"chunks": 1 << 32}, {"chunks": 0.5}, {"input": (window, -1)}, {"output": (window, 0.5)},
                     {"output": (window, 1 << 64)}, {"matrix": 5}, {"matrix": (-1, "both")}, {"matrix": (2, 3)}, {"timeout": "1"},
-                    {"timeout": float("nan")}, {"in_place": 3}, {"reduction": 3}, {"algorithm": 3}, {"strict": 5}]:  # fmt: skip
+                    {"timeout": float("nan")}, {"in_place": 3}, {"reduction": 3}, {"algorithm": 3}, {"strict": 5},
+                    {"beside_compute": 5}]:  # fmt: skip
         with pytest.raises(peerlane.InvalidArgument, match=next(iter(options))):
             group.prepare("all-gather", "f32", 1, **options)
     part = group.prepare("all-gather", "f32", 1, resizable=True, in_place=True, output=(window, 0))

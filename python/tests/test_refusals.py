@@ -48,6 +48,7 @@ def calls_that_exchange(group):
                           ({"count": -1}, "count is -1"), ({"count": 2.5}, "count is 2.5"), ({"root": -1}, "root is -1"),
                           ({"reduction": "product"}, "reduction is"), ({"algorithm": "guess"}, "algorithm"), ({"chunks": -1}, "chunks is -1"),
                           ({"timeout": -1}, "timeout is -1"), ({"in_place": 3}, "in_place is 3"), ({"strict": "x"}, "strict is 'x'"),
+                          ({"beside_compute": 1}, "beside_compute is 1"),
                           ({"input": window}, "input is"), ({"output": (window, -1)}, "output is -1"), ({"output": (window, 1000)}, "the range is 1000..1003"),
                           ({"matrix": 5}, "matrix is 5")]:  # fmt: skip
         refused(group, word, prepare, {}, options)
@@ -75,6 +76,7 @@ def calls_on_arrays(group):
     refused(group, "counts is [1]", lambda counts: group.scatter(ones, numpy.zeros(4, "float32"), counts=counts), [4] * size, [1])
     refused(group, "reduction is 3", lambda reduction: group.reduce_scatter(ones, source, reduction), "sum", 3)
     refused(group, "root is 99", lambda root: group.reduce(source, all[:4], root=root), 0, 99)
+    refused(group, "beside_compute is 1", lambda beside: group.scan(source, beside_compute=beside), True, 1)
     refused(group, "stream is given", lambda stream: group.all_reduce(source, stream=stream), None, 1)
     # Ranks always tell each other the splits.
     splits = [4] * size

@@ -136,12 +136,14 @@ class Calls:
         from peerlane._gpu import Streams
 
         self.started = Operation()
+        self.are_beside = []
         self.streams = Streams(self)
 
     def plan(self, *_):
         return Planned()
 
-    def operation(self, *_):
+    def operation(self, planned, root, reduction, is_beside):
+        self.are_beside.append(is_beside)
         return self.started
 
 
@@ -154,7 +156,7 @@ def test_a_start_keeps_its_arrays_until_its_stream_is_done_with_them(torch):
     for stream, wait in [(None, False), (Stream(9), False), (Stream(9), True)]:
         source, target = Array(), Array()
         kept = [weakref.ref(source), weakref.ref(target)]
-        streams.start("all-gather", source, target, 1, 0, "sum", stream, wait)
+        streams.start("all-gather", source, target, 1, 0, "sum", False, stream, wait)
         del source, target
         assert all(array() is not None for array in kept), (stream, wait)
         event = streams.in_use[-1][0]
@@ -166,17 +168,24 @@ def test_a_start_keeps_its_arrays_until_its_stream_is_done_with_them(torch):
         streams.drop_unused()
         assert all(array() is None for array in kept) and not streams.in_use
     # On the current stream, the allocator orders the memory itself.
-    streams.start("all-gather", Array(), Array(), 1, 0, "sum", None, True)
+    streams.start("all-gather", Array(), Array(), 1, 0, "sum", False, None, True)
     assert not streams.in_use
     Cuda.is_captured = True
-    streams.start("all-gather", Array(), Array(), 1, 0, "sum", Stream(9), True)
+    streams.start("all-gather", Array(), Array(), 1, 0, "sum", False, Stream(9), True)
     assert not streams.in_use
+
+
+def test_a_start_on_a_stream_has_the_intent_of_its_call(torch):
+    calls = Calls()
+    for is_beside in (True, False):
+        calls.streams.start("all-gather", Array(), Array(), 1, 0, "sum", is_beside, None, True)
+    assert calls.are_beside == [True, False]
 
 
 def test_an_event_that_is_late_does_not_keep_the_arrays_of_others(torch):
     streams = Calls().streams
     for _ in range(3):
-        streams.start("all-gather", Array(), Array(), 1, 0, "sum", None, False)
+        streams.start("all-gather", Array(), Array(), 1, 0, "sum", False, None, False)
     streams.in_use[1][0].is_done = True
     streams.drop_unused()
     assert len(streams.in_use) == 2

@@ -30,6 +30,41 @@ def with_gloo(group, function, *args):
         dist.destroy_process_group()
 
 
+def beside_compute():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    few, many, api = torch.ones(4), torch.ones(4 * size), peerlane.torch
+    parts = [torch.empty(4) for _ in range(size)]
+    # Of another type, because the operation of the call before it is kept.
+    doubles = [torch.empty(4, dtype=torch.float64) for _ in range(size)]
+    longer = [torch.empty(4 + each) for each in range(size)]
+    calls = [
+        lambda **options: api.all_gather_into_tensor(many, few, **options),
+        lambda **options: api.all_gather(doubles, doubles[rank].clone(), **options),
+        lambda **options: api.all_gather(longer, torch.ones(4 + rank), **options),
+        lambda **options: api.broadcast(few, 0, **options),
+        lambda **options: api.all_to_all_single(many.clone(), many, **options),
+        lambda **options: api.all_to_all_single(many.clone(), many, [4] * size, [4] * size, **options),
+        lambda **options: api.gather(few, parts if rank == 0 else None, 0, **options),
+        lambda **options: api.scatter(few, parts if rank == 0 else None, 0, **options),
+        lambda **options: api.reduce_scatter_tensor(few, many, **options),
+        lambda **options: api.all_reduce(few, **options),
+        lambda **options: api.reduce(few, 0, **options),
+    ]
+    api.group_of()
+    for call in calls:
+        with pytest.raises(peerlane.InvalidArgument, match="beside_compute is 1, expected True or False"):
+            call(beside_compute=1)
+        with pytest.raises(peerlane.Mismatch, match="beside_compute is false on rank 1, true on rank 0"):
+            call(beside_compute=rank == 0)
+        call(beside_compute=True)
+        # By default a call has the setting of the group, where it is off.
+        call(**({} if rank == 0 else {"beside_compute": False}))
+
+
+def test_calls_run_beside_compute_if_they_say_so():
+    peerlane.spawn(with_gloo, 2, beside_compute)
+
+
 def random(shape, dtype, seed):
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 50
     return numbers.to(dtype)
