@@ -18,19 +18,24 @@ from collections import Counter
 from typing import Any
 
 import peerlane.torch
+from peerlane._arguments import flag
 from peerlane._errors import InvalidArgument, OutOfMemory, Unavailable
 from peerlane._group import Group
 from peerlane.torch import dist, torch
 
 
-def enable(model: torch.nn.Module, process_group: Any = None, *, reduce_scatter: bool = False, **options: Any) -> AllGather:
+def enable(
+    model: torch.nn.Module, process_group: Any = None, *, reduce_scatter: bool = False, beside_compute: bool = True, **options: Any
+) -> AllGather:
     """Sets the all-gather of all FSDP2 modules of a model. Collective.
 
     `process_group` is that over which parameters are sharded, by default that of all ranks; `options` are those of `peerlane.torch.group_of`. With
-    `reduce_scatter`, gradients are reduced by Peerlane too, in rank order.
+    `reduce_scatter`, gradients are reduced by Peerlane too, in rank order. These calls run beside kernels of the model, so that they take few compute units;
+    with `beside_compute=False`, they take what is fastest alone. Other calls of the group keep its setting.
 
     Raises `Unavailable` if PyTorch has no custom all-gathers, and `InvalidArgument` if the model has no FSDP2 module.
     """
+    flag("beside_compute", beside_compute)
     try:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:
@@ -41,7 +46,7 @@ def enable(model: torch.nn.Module, process_group: Any = None, *, reduce_scatter:
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise InvalidArgument("the model has no FSDP2 module, expected one; call fully_shard first")
-    gather = AllGather(peerlane.torch.group_of(process_group, **options), process_group)
+    gather = AllGather(peerlane.torch.group_of(process_group, **options), process_group, beside_compute)
     for module in modules:
         module.set_custom_all_gather(gather)
         if reduce_scatter:
@@ -52,8 +57,10 @@ def enable(model: torch.nn.Module, process_group: Any = None, *, reduce_scatter:
 class _Hook:
     """Checks whether Peerlane can serve a call, and counts the calls that PyTorch serves instead."""
 
-    def __init__(self, group: Group, process_group: Any):
+    def __init__(self, group: Group, process_group: Any = None, beside_compute: bool = True):
         self.group, self.ranks = group, dist.get_process_group_ranks(process_group or dist.group.WORLD)
+        # Per call, because others use the group too.
+        self.beside_compute = beside_compute
         self.calls = 0
         # Why Peerlane cannot serve a process group on a kind of device, or None, by group and kind.
         self.reasons: dict[tuple[Any, str], str | None] = {}
@@ -89,9 +96,9 @@ class _Hook:
 class AllGather(_Hook):
     """The all-gather of FSDP2 modules, for `FSDPModule.set_custom_all_gather`. `enable` makes and sets one."""
 
-    def __init__(self, group: Group, process_group: Any = None):
-        super().__init__(group, process_group)
-        self.reduce_scatter = ReduceScatter(group, process_group)
+    def __init__(self, group: Group, process_group: Any = None, beside_compute: bool = True):
+        super().__init__(group, process_group, beside_compute)
+        self.reduce_scatter = ReduceScatter(group, process_group, beside_compute)
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocates the output of a gather, in which each rank fills its block."""
@@ -112,7 +119,7 @@ class AllGather(_Hook):
             self.fall_back(reason)
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
         self.calls += 1
-        return peerlane.torch.all_gather_into_tensor(output_tensor, input_tensor, self.group, async_op)
+        return peerlane.torch.all_gather_into_tensor(output_tensor, input_tensor, self.group, async_op, beside_compute=self.beside_compute)
 
 
 class ReduceScatter(_Hook):
@@ -133,4 +140,6 @@ class ReduceScatter(_Hook):
             self.fall_back(reason)
             return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group=group, async_op=async_op)
         self.calls += 1
-        return peerlane.torch.reduce_scatter_tensor(output_tensor, input_tensor, op, self.group, async_op)
+        return peerlane.torch.reduce_scatter_tensor(
+            output_tensor, input_tensor, op, self.group, async_op, beside_compute=self.beside_compute
+        )

@@ -86,6 +86,44 @@ def test_losses_are_equal_with_reductions():
     peerlane.spawn(with_gloo, 2, equal_losses_with_reductions)
 
 
+def beside_compute():
+    from torch.distributed.fsdp import fully_shard
+
+    import peerlane.fsdp
+
+    is_first = dist.get_rank() == 0
+    model = torch.nn.Linear(8, 8)
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
+    differs = pytest.raises(peerlane.Mismatch, match="beside_compute is false on rank 1, true on rank 0")
+
+    def enabled(**options):
+        return peerlane.fsdp.enable(model, reduce_scatter=True, **options)
+
+    def trained():
+        model(torch.ones(2, 8)).sum().backward()
+
+    enabled(**({} if is_first else {"beside_compute": False}))
+    with differs:
+        model.unshard()
+    model.reshard()
+    hook = enabled(beside_compute=is_first).reduce_scatter
+    with differs:
+        hook(torch.ones(4), torch.ones(8), dist.group.WORLD, dist.ReduceOp.SUM)
+
+    # It is on by default, and the other calls of the same group have their own setting.
+    enabled(**({} if is_first else {"beside_compute": True}))
+    trained()
+    peerlane.torch.all_reduce(torch.ones(4), beside_compute=None if is_first else False)
+    enabled(beside_compute=False)
+    trained()
+    with pytest.raises(peerlane.InvalidArgument, match="beside_compute is None, expected True or False"):
+        enabled(beside_compute=None)
+
+
+def test_calls_run_beside_compute_by_default():
+    peerlane.spawn(with_gloo, 2, beside_compute)
+
+
 def other_groups():
     from torch.distributed.fsdp import fully_shard
 
