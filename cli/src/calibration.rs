@@ -19,7 +19,9 @@ pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
         Failure::usage(format!("{what} is not a file of `peerlane calibrate --out`: {error}"))
             .with_advice("create one with `peerlane calibrate --out FILE`")
     })?;
-    calibration.links.check().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
+    for links in calibration.links() {
+        links.check().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
+    }
     if let Some(expected) = expected {
         calibration
             .key
@@ -53,4 +55,22 @@ pub(crate) fn known(backend: &str) -> Links {
     let mut links = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
     links.node.processors = u32::try_from(cores()).ok();
     links
+}
+
+/// Returns the links of a calibration with engines of the kind that `--engine` names, or of each
+/// kind without the option; at least one.
+pub(crate) fn of_engine(calibration: &Calibration, engine: Option<&str>) -> Result<Vec<Links>> {
+    let is_named = |links: &&Links| engine.is_none_or(|engine| links.engine == engine);
+    let found: Vec<_> = calibration.links().filter(is_named).cloned().collect();
+    if !found.is_empty() {
+        return Ok(found);
+    }
+
+    let known: Vec<_> = calibration.links().map(|links| &*links.engine).collect();
+    let text = format!(
+        "--engine is {:?}, expected a kind of the calibration: {}",
+        engine.unwrap_or_default(),
+        known.join(" or ")
+    );
+    Err(Failure::usage(text))
 }

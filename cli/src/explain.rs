@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 use peerlane::topology::Topology;
-use peerlane_planning::cost::{self, Links, Question};
+use peerlane_planning::cost::{self, Links, Question, Variant};
 use peerlane_planning::plan::FlagOrder;
+use peerlane_planning::schedule::Shape;
 
-use crate::calibration;
+use crate::calibration::{self, of_engine};
 use crate::error::{Failure, Result};
 use crate::options::{AlgorithmChoice, PlanOptions, block_bytes};
 use crate::report::{pretty_json, print};
@@ -42,6 +43,9 @@ pub(crate) struct Options {
     /// those of H200 GPUs with NVLink and 400 Gb/s RDMA]
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
+    /// Compare only engines of this kind, among those of the calibration [default: all]
+    #[arg(long, value_name = "KIND", requires = "calibration")]
+    engine: Option<String>,
 }
 
 fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
@@ -53,31 +57,37 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = &options.nodes;
     let goal = options.plan.goal.goal(topology.ranks())?;
     let block_bytes = block_bytes("--block-bytes", &options.block_bytes, topology.ranks())?;
-    let blocks = goal.layout(&[block_bytes], 1).map_err(usage)?.average_blocks();
+    let forms = goal.forms(&block_bytes, options.plan.in_place).map_err(usage)?;
 
     // Batches pay off where several signals cost about as much as one, unlike on the host backend.
     let (links, flags) = match &options.calibration {
-        None => (Links::default(), FlagOrder::Batched),
+        None => (vec![Links::default()], FlagOrder::Batched),
         Some(path) => {
             let calibration = calibration::load(path, None)?;
             let host = calibration.key.backend == "host";
             let flags = if host { FlagOrder::Prompt } else { FlagOrder::Batched };
-            (calibration.links, flags)
+            (of_engine(&calibration, options.engine.as_deref())?, flags)
         }
     };
 
     let shape = options.plan.shape(goal, flags, topology.nodes() > 1);
-    let question = Question {
-        topology,
-        block_bytes: &blocks,
-        shape,
-        links: &links,
-        measured: options.calibration.is_some(),
-        algorithm: options.algorithm.0,
-        chunks: options.plan.chunks,
-        refused: &[],
-    };
+    let variants = links.iter().flat_map(|links| {
+        forms.iter().map(move |form| Variant {
+            engine: &links.engine,
+            form: form.form,
+            question: Question {
+                topology,
+                block_bytes: &form.block_bytes,
+                shape: Shape { collective: form.collective, ..shape },
+                links,
+                measured: options.calibration.is_some(),
+                algorithm: options.algorithm.0,
+                chunks: options.plan.chunks,
+                refused: &[],
+            },
+        })
+    });
 
-    let choice = cost::choose(&question).map_err(usage)?;
+    let choice = cost::choose_among(&variants.collect::<Vec<_>>(), &[]).map_err(usage)?;
     print(&if options.plan.json { pretty_json(&choice)? } else { choice.explain() })
 }

@@ -5,6 +5,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use peerlane::collective::Collective;
 use peerlane::group::BlockLens;
 use peerlane::{Error, ErrorKind, Rank};
+use peerlane_planning::cost::Form;
 use peerlane_planning::layout::{BlockBytes, Layout, Lengths};
 
 use crate::error::{Failure, Result};
@@ -15,6 +16,15 @@ pub(crate) struct Goal {
     pub(crate) collective: Collective,
     /// Whether each pair of ranks has a block length of its own, as in an all-to-all-v.
     pub(crate) is_by_pair: bool,
+}
+
+/// One form of a collective, with the collective of its plans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GoalForm {
+    pub(crate) form: Option<Form>,
+    pub(crate) collective: Collective,
+    /// The average length of each rank's blocks in bytes.
+    pub(crate) block_bytes: Vec<u64>,
 }
 
 /// The maximum number of ranks of a collective with a length for each pair. These lengths take 128
@@ -133,6 +143,29 @@ impl Goal {
             BlockBytes::ByTensor(lengths.iter().map(tensor).collect::<std::result::Result<_, _>>()?)
         };
         Layout::of_blocks(self.collective, blocks, chunks)
+    }
+
+    /// Returns the forms in which a group can execute the collective, with the average length of
+    /// each rank's blocks in bytes. `lengths` are those of one tensor.
+    pub(crate) fn forms(
+        self,
+        lengths: &[u64],
+        in_place: bool,
+    ) -> std::result::Result<Vec<GoalForm>, Error> {
+        let layout = self.layout(&[lengths.to_vec()], 1)?;
+        let (collective, block_bytes) = (self.collective, layout.average_blocks());
+        if collective != Collective::AllReduce {
+            return Ok(vec![GoalForm { form: None, collective, block_bytes }]);
+        }
+
+        let parts = GoalForm { form: Some(Form::InParts), collective, block_bytes };
+        let input = lengths.iter().fold(0, |sum, part| u64::saturating_add(sum, *part));
+        let whole = GoalForm {
+            form: Some(Form::Whole),
+            collective: Collective::ReduceScatter,
+            block_bytes: vec![input; lengths.len()],
+        };
+        Ok(if in_place { vec![parts] } else { vec![whole, parts] })
     }
 
     /// Returns the block lengths as `rank` passes them to the library.

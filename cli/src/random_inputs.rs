@@ -233,8 +233,8 @@ fn valid_files() -> [(&'static str, String); 6] {
         "algorithm": "direct", "chunks": 1, "in_place": false, "outputs": 1, "flags": "prompt", "tiers": false,
         "block_bytes": 1024, "seconds": 1e-6,
     });
-    let calibration =
-        serde_json::json!({"key": key, "links": links, "samples": [sample], "errors": [0.1]});
+    let engine = serde_json::json!({"links": links, "samples": [sample], "errors": [0.1]});
+    let calibration = serde_json::json!({"key": key, "engines": [engine]});
     let buffer = |name: &str, first_use: u64| serde_json::json!({"name": name, "bytes": 5000, "first_use": first_use, "last_use": 3});
     let buffers = serde_json::json!([buffer("layer 0", 0), buffer("layer 1", 1), buffer("é", 2)]);
     let point = |block_bytes: u64| {

@@ -6,7 +6,9 @@
 
 use std::iter;
 
-use crate::cost::{CacheFactor, Calibration, Cost, Key, Link, Links, Residual, Sample, predict};
+use crate::cost::{
+    CacheFactor, Calibration, Cost, EngineCalibration, Key, Link, Links, Residual, Sample, predict,
+};
 use crate::error::Error;
 use crate::plan::Tier;
 use crate::schedule::{Movement, movement};
@@ -30,7 +32,8 @@ const REACH_STEP: u64 = 4;
 /// A function that returns one of the link parameters that the search changes.
 type Parameter = fn(&mut Links) -> &mut f64;
 
-/// Fits link parameters to measured all-gathers, starting from the parameters `known`.
+/// Fits link parameters to measured all-gathers, starting from the parameters `known`, for each
+/// kind of engines that was measured.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no sample, or an impossible one.
@@ -54,11 +57,23 @@ pub fn calibrate(
         }
     }
 
-    let (mut links, errors) = fit(known, topology, &samples)?;
-    // Residuals correct the predictions of the fitted links.
-    links.residuals =
-        samples.iter().zip(&errors).map(|(sample, error)| residual(sample, *error)).collect();
-    Ok(Calibration { key, links, samples, errors })
+    let mut by_engine: Vec<(String, Vec<Sample>)> = Vec::new();
+    for sample in samples {
+        match by_engine.iter_mut().find(|(engine, _)| *engine == sample.engine) {
+            Some((_, samples)) => samples.push(sample),
+            None => by_engine.push((sample.engine.clone(), vec![sample])),
+        }
+    }
+
+    let engines = by_engine.into_iter().map(|(engine, samples)| {
+        let known = Links { engine, ..known.clone() };
+        let (mut links, errors) = fit(known, topology, &samples)?;
+        // Residuals correct the predictions of the fitted links.
+        links.residuals =
+            samples.iter().zip(&errors).map(|(sample, error)| residual(sample, *error)).collect();
+        Ok(EngineCalibration { links, samples, errors })
+    });
+    Ok(Calibration { key, engines: engines.collect::<Result<_, Error>>()? })
 }
 
 /// Returns the correction for operations like `sample`, whose predicted time has the relative error
@@ -393,6 +408,7 @@ mod tests {
                 for power in 0..10 {
                     let block_bytes = 256 << (2 * power);
                     let mut sample = Sample {
+                        engine: String::new(),
                         algorithm,
                         chunks: 1,
                         in_place: false,
@@ -447,6 +463,7 @@ mod tests {
 
     fn sample(seconds: f64) -> Sample {
         Sample {
+            engine: String::new(),
             algorithm: Algorithm::Direct,
             chunks: 1,
             in_place: false,
@@ -475,8 +492,8 @@ mod tests {
         ];
         let key = Key::new("host", "2 cores", &topology);
         let calibration = calibrate(key, Links::default(), &topology, samples).unwrap();
-        let links = &calibration.links;
-        for one in &calibration.samples {
+        let EngineCalibration { links, samples, .. } = &calibration.engines[0];
+        for one in samples {
             let blocks = [one.block_bytes; 4];
             let cost = predict(one.algorithm, &topology, one.shape(), &blocks, links).unwrap();
             assert!((cost.seconds() / one.seconds - 1.0).abs() < 1e-3, "{one:?}: {cost}");
@@ -485,7 +502,7 @@ mod tests {
             let question = Question {
                 topology: &topology,
                 block_bytes: &[bytes; 4],
-                shape: calibration.samples[0].shape(),
+                shape: samples[0].shape(),
                 links,
                 measured: true,
                 algorithm: None,
@@ -506,10 +523,40 @@ mod tests {
         let calibration = calibrate(key, Links::default(), &topology, samples).unwrap();
         assert_eq!(calibration.good_share(), 1.0, "{calibration}");
         let text = serde_json::to_string(&calibration).unwrap();
-        let read: Calibration = serde_json::from_str(&text).unwrap();
-        assert_eq!(read.links.fingerprint(), calibration.links.fingerprint());
+        let read = serde_json::from_str::<Calibration>(&text).unwrap();
+        let links = &calibration.engines[0].links;
+        assert_eq!(read.engines[0].links.fingerprint(), links.fingerprint());
         assert_eq!(read, calibration);
-        assert_ne!(Links::default().fingerprint(), calibration.links.fingerprint());
+        assert_ne!(Links::default().fingerprint(), links.fingerprint());
+    }
+
+    #[test]
+    fn each_kind_of_engines_has_links_of_its_own() {
+        let topology = Topology::flat(2).unwrap();
+        let of = |engine: &str, seconds| Sample { engine: engine.to_owned(), ..sample(seconds) };
+        let samples = vec![of("streams", 1e-4), of("sdma", 3e-4), of("streams", 1e-4)];
+        let key = Key::new("rocm", "2 GPUs", &topology);
+        let calibration = calibrate(key, Links::default(), &topology, samples).unwrap();
+
+        let engines = calibration.engines.iter();
+        let engines = engines.map(|one| (&*one.links.engine, one.samples.len()));
+        assert_eq!(engines.collect::<Vec<_>>(), [("streams", 2), ("sdma", 1)]);
+        assert!(calibration.to_string().contains(", by streams and sdma: 3 samples"));
+    }
+
+    #[test]
+    fn calibrations_of_older_versions_are_refused_by_name() {
+        let key = Key::new("host", "2 cores", &Topology::flat(2).unwrap());
+        let key = serde_json::to_string(&key).unwrap();
+        let error = |fields: &str| {
+            let text = format!(r#"{{"key": {key}, {fields}}}"#);
+            serde_json::from_str::<Calibration>(&text).unwrap_err().to_string()
+        };
+        let found = error(r#""links": {}, "samples": [], "errors": []"#);
+        let expected = "it is a calibration of an older version, with the field `links`, expected \
+                        `engines`; run `peerlane calibrate` again";
+        assert_eq!(found, expected);
+        assert_eq!(error(r#""engines": []"#), "engines is empty, expected at least one kind");
     }
 
     #[test]

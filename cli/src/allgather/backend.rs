@@ -1,12 +1,9 @@
 //! Selects the backend of a run, the GPU of each rank and the kind of copy engine.
 
 use peerlane::open::{self, Backend, Survey};
-use peerlane::rocm::EngineKind;
 
 use super::options::Options;
-use super::target::check_engine;
 use crate::error::{Failure, Result};
-use crate::options::check_needs;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuSlot {
@@ -44,11 +41,6 @@ impl Selected {
         };
         if selected.backend == Backend::Rocm {
             options.check_without_cuda()?;
-            check_engine(options.engine, options.graph)?;
-        } else if options.engine != EngineKind::Auto {
-            let option = format!("--engine {}", options.engine.name());
-            let advice = "remove the option, or use --backend rocm";
-            check_needs(Some(&option), "the backend rocm", selected.name(), advice)?;
         }
         if selected.slots.is_empty() {
             options.check_without_gpus(selected.name())?;

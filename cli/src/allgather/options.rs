@@ -4,14 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use peerlane::cuda::SelfCopy;
-use peerlane::rocm::EngineKind;
 use peerlane::{DType, Deadline};
 use peerlane_planning::schedule::algorithms;
 
 use super::algorithm::AlgorithmOptions;
 use super::node_options::NodeOptions;
 use super::shape::{ShapeOptions, Sweep};
-use super::target::{self, TargetOptions};
+use super::target::TargetOptions;
 use crate::error::{Failure, Result};
 use crate::goal::Goal;
 use crate::nccl;
@@ -84,11 +83,11 @@ pub(crate) struct Options {
     /// as 32 to leave most multiprocessors free [default: one for each multiprocessor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reduce_blocks: Option<u32>,
-    /// Select the engines that copy between AMD GPUs (backend rocm only), either streams (HIP
-    /// streams), sdma (SDMA engines that the host drives), or auto (the lowest predicted time at
-    /// each size)
-    #[arg(long, default_value = "auto", value_name = "KIND", value_parser = target::engine_parser())]
-    pub(crate) engine: EngineKind,
+    /// Select the kind of engines among those that all ranks offer, such as streams or, on AMD
+    /// GPUs, sdma (SDMA engines that the host drives); auto is the kind with the lowest predicted
+    /// time at each size
+    #[arg(long, default_value = "auto", value_name = "KIND")]
+    pub(crate) engine: String,
     /// Run beside kernels: let GPUs return the own block over the link, and add on few
     /// multiprocessors, even if that is slower on an idle GPU
     #[arg(long)]
@@ -171,10 +170,18 @@ pub(crate) enum ComputeWork {
     Gemm,
 }
 
+/// The value of `--engine` that lets the library select the kind of engines.
+const AUTO: &str = "auto";
+
 impl Options {
     /// Returns whether the library may select the kind of copy engine by its prediction.
     pub(super) fn any_engine(&self) -> bool {
-        self.engine == EngineKind::Auto && !self.graph
+        self.engine_kind().is_none() && !self.graph
+    }
+
+    /// Returns the kind of engines that the user names, or `None` for auto.
+    pub(super) fn engine_kind(&self) -> Option<&str> {
+        (self.engine != AUTO).then_some(&*self.engine)
     }
 
     /// The number of ranks to spawn if there are no GPUs and `--ranks` is not given.
@@ -350,7 +357,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--beside-compute", options.beside_compute.to_string()),
         ("--self-copy", self_copy_name(&options.self_copy).to_owned()),
         ("--reduce-blocks", given(options.reduce_blocks.map(|blocks| blocks.to_string()))),
-        ("--engine", options.engine.name().to_owned()),
+        ("--engine", options.engine.clone()),
         ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
         ("--overlap", given(options.overlap.map(|what| format!("{what:?}")))),
     ];

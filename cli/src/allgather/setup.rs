@@ -29,9 +29,11 @@ pub(crate) struct Setup<'a> {
     pub(super) topology: Topology,
     pub(super) backend: String,
     pub(super) device_name: String,
-    /// The links from which the time of an operation is predicted; `None` for the links of the
+    /// The links from which the time of an operation is predicted; none for the links of the
     /// library.
-    links: Option<Links>,
+    links: Vec<Links>,
+    /// The kinds of engines that all ranks offer.
+    pub(super) kinds: Vec<String>,
 }
 
 /// The parameters of an operation that vary within one run of the program.
@@ -56,7 +58,7 @@ impl<'a> Setup<'a> {
         let links = links(options, rank_topology.network_fabric, &backend, comm.ranks())?;
 
         // Ranks that predict with different links could select different algorithms.
-        let all = comm.share("links", &links.as_ref().map(Links::fingerprint))?;
+        let all = comm.share("links", &links.iter().map(Links::fingerprint).collect::<Vec<_>>())?;
         if let Some(rank) = all.iter().position(|seen| *seen != all[0]) {
             let text =
                 format!("the file of --calibration on rank {rank} differs from the file on rank 0");
@@ -64,7 +66,8 @@ impl<'a> Setup<'a> {
         }
 
         let topology = group.topology().clone();
-        Ok(Self { options, topology, backend, device_name, links })
+        let kinds = group.engines().iter().map(|kind| kind.name().to_owned()).collect();
+        Ok(Self { options, topology, backend, device_name, links, kinds })
     }
 
     pub(super) fn ranks(&self) -> usize {
@@ -96,7 +99,7 @@ impl<'a> Setup<'a> {
         if shape.list {
             builder = builder.destinations(&destinations(&pieces[0]));
         }
-        if let Some(links) = &self.links {
+        for links in &self.links {
             builder = builder.links(links.clone());
         }
         if let Some(algorithm) = variant.algorithm {
@@ -223,13 +226,13 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
     calibrated_links(options, backend, ranks).map(drop)
 }
 
-/// Returns calibrated or throttled links for predictions; `None` if the library knows the links.
+/// Returns calibrated or throttled links for predictions; none if the library knows the links.
 fn links(
     options: &Options,
     network_fabric: NetworkFabric,
     backend: &str,
     ranks: usize,
-) -> Result<Option<Links>> {
+) -> Result<Vec<Links>> {
     let calibrated = calibrated_links(options, backend, ranks)?;
     let known_by_library = match network_fabric {
         NetworkFabric::None => true,
@@ -246,20 +249,21 @@ fn links(
         _ => Links::default(),
     };
 
-    Ok(Some(
-        network_fabric.links(options.node_options.throttle(), calibrated.unwrap_or_else(known)),
-    ))
+    let throttle = options.node_options.throttle();
+    let known = if calibrated.is_empty() { vec![known()] } else { calibrated };
+    Ok(known.into_iter().map(|links| network_fabric.links(throttle, links)).collect())
 }
 
-/// Loads the links from the file of `--calibration`; `None` without the option.
-fn calibrated_links(options: &Options, backend: &str, ranks: usize) -> Result<Option<Links>> {
-    let Some(path) = &options.algorithm.calibration else { return Ok(None) };
+/// Loads the links from the file of `--calibration`, one for each kind of engines; none without the
+/// option.
+fn calibrated_links(options: &Options, backend: &str, ranks: usize) -> Result<Vec<Links>> {
+    let Some(path) = &options.algorithm.calibration else { return Ok(Vec::new()) };
     // Virtual nodes are ranks of this machine, which were calibrated as one node.
     let topology = Topology::flat(ranks)?;
     // A spawned rank is bound to one core and sees only that core; its parent has compared the key.
     let sees = options.run.spawned_by.is_none();
     let expected = sees.then(|| Key::new(backend, &calibration::machine(backend), &topology));
-    Ok(Some(calibration::load(path, expected.as_ref())?.links))
+    Ok(calibration::load(path, expected.as_ref())?.links().cloned().collect())
 }
 
 #[cfg(test)]

@@ -3,9 +3,7 @@
 use clap::Args;
 use clap::builder::TypedValueParser;
 use peerlane::open::Backend;
-use peerlane::rocm::{self, EngineKind};
 
-use crate::error::{Failure, Result};
 use crate::options::{one_of, parse_ranks};
 
 /// The options that select the backend, the ranks and the GPUs of `allgather` and `calibrate`.
@@ -41,34 +39,8 @@ fn parse_backend() -> impl TypedValueParser<Value = BackendChoice> {
     one_of(std::iter::once(None).chain(all).map(BackendChoice), BackendChoice::name)
 }
 
-fn parse_device(text: &str) -> std::result::Result<u32, String> {
+fn parse_device(text: &str) -> Result<u32, String> {
     text.trim()
         .parse()
         .map_err(|_| "expected numbers of GPUs separated by commas, such as 0,1,3".to_owned())
-}
-
-pub(super) fn engine_parser() -> impl TypedValueParser<Value = EngineKind> {
-    one_of([EngineKind::Auto, EngineKind::Streams, EngineKind::Sdma], |kind| kind.name())
-}
-
-/// Checks that `--engine` does not contradict `--graph` and that this machine has SDMA engines if
-/// they are requested.
-pub(super) fn check_engine(engine: EngineKind, graph: bool) -> Result<()> {
-    if engine != EngineKind::Sdma {
-        return Ok(());
-    }
-    if graph {
-        return Err(Failure::usage("--graph and --engine sdma cannot be used together")
-            .with_advice(
-                "a graph cannot contain copies of SDMA engines: use --engine streams, or remove \
-                 --graph",
-            ));
-    }
-    let runtimes = rocm::runtimes().map_err(Failure::of_backend)?;
-    runtimes.hsa.map(drop).map_err(|why| {
-        Failure::failed(format!("--engine sdma needs the HSA runtime, which cannot be used: {why}"))
-            .with_advice(
-                "use --engine streams, or run `peerlane doctor` to see the runtimes of this machine",
-            )
-    })
 }

@@ -176,12 +176,15 @@ pub(super) fn open(
     backend: Backend,
     device: Option<u32>,
 ) -> Result<Group> {
-    let group = GroupOptions::default()
+    let mut group = GroupOptions::default()
         .topology(rank_topology.topology.clone())
         .timeout(options.run.timeout)
         .start_timeout(options.run.timeout)
         .strict(options.strict)
         .beside_compute(options.beside_compute);
+    if let Some(kind) = options.engine_kind() {
+        group = group.engine(kind);
+    }
 
     let mut open = OpenOptions::default()
         .backend(backend)
@@ -210,7 +213,6 @@ pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) ->
     fabrics.cuda.self_copy = options.self_copy;
     fabrics.rocm.self_copy = fabrics.cuda.self_copy;
     fabrics.cuda.reduce_blocks = options.reduce_blocks;
-    fabrics.rocm.engine = options.engine;
     fabrics
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use peerlane::Algorithm;
 use peerlane::topology::Topology;
-use peerlane_planning::cost::{Calibration, GOOD, Question, Sample, choose, predict};
+use peerlane_planning::cost::{
+    Calibration, GOOD, Question, Sample, Variant, choose_among, predict,
+};
 use serde::{Deserialize, Serialize};
 
 use super::measure::Configuration;
@@ -26,6 +28,8 @@ pub(super) struct Check {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Point {
+    #[serde(default)]
+    engine: String,
     algorithm: Algorithm,
     outputs: u32,
     #[serde(default = "one")]
@@ -36,14 +40,19 @@ struct Point {
     fitted: bool,
 }
 
-/// The algorithm that the cost model chooses at one size, and the fastest measured one.
+/// The algorithm and the engines that the cost model chooses at one size, and the fastest measured
+/// ones.
 #[derive(Debug, Serialize, Deserialize)]
 struct SizeChoice {
     outputs: u32,
     block_bytes: u64,
     chosen: Algorithm,
+    #[serde(default)]
+    chosen_engine: String,
     chosen_us: f64,
     best: Algorithm,
+    #[serde(default)]
+    best_engine: String,
     best_us: f64,
 }
 
@@ -56,12 +65,16 @@ impl Check {
     ) -> Result<Self> {
         let mut points = Vec::new();
         let mut groups = BTreeMap::<(u64, u32), Vec<&Sample>>::new();
-        let fitted = calibration.samples.iter().map(|sample| (sample, true));
+        let fitted = calibration.engines.iter().flat_map(|engine| &engine.samples);
+        let fitted = fitted.map(|sample| (sample, true));
         for (sample, fitted) in fitted.chain(others.iter().map(|sample| (sample, false))) {
             let blocks = vec![sample.block_bytes; topology.ranks()];
             let (algorithm, shape) = (sample.algorithm, sample.shape());
-            let cost = predict(algorithm, topology, shape, &blocks, &calibration.links)?;
+            let links = calibration.links().find(|links| links.engine == sample.engine);
+            let Some(links) = links else { continue };
+            let cost = predict(algorithm, topology, shape, &blocks, links)?;
             points.push(Point {
+                engine: sample.engine.clone(),
                 algorithm,
                 outputs: sample.outputs,
                 chunks: sample.chunks,
@@ -122,38 +135,57 @@ fn one() -> u32 {
 impl Point {
     fn sample(&self, backend: &str) -> Sample {
         let &Self { algorithm, outputs, chunks, block_bytes, measured_us, .. } = self;
-        let sample = Configuration { algorithm, outputs }.sample(backend, block_bytes, chunks);
+        let configuration = Configuration { engine: self.engine.clone(), algorithm, outputs };
+        let sample = configuration.sample(backend, block_bytes, chunks);
         Sample { seconds: measured_us * 1e-6, ..sample }
     }
 }
 
 impl SizeChoice {
-    /// Chooses by the cost model among the algorithms that were measured at one size.
+    /// Chooses by the cost model among the algorithms and engines that were measured at one size.
     fn of(group: &[&Sample], calibration: &Calibration, topology: &Topology) -> Result<Self> {
         let first = group[0];
         let blocks = vec![first.block_bytes; topology.ranks()];
-        let measured = |algorithm| group.iter().find(|sample| sample.algorithm == algorithm);
-        let others = Algorithm::ALL.iter().filter(|algorithm| measured(**algorithm).is_none());
-        let refused: Vec<_> = others.map(|algorithm| (*algorithm, "it was not measured")).collect();
-        let choice = choose(&Question {
-            topology,
-            block_bytes: &blocks,
-            shape: first.shape(),
-            links: &calibration.links,
-            measured: true,
-            algorithm: None,
-            chunks: Some(first.chunks),
-            refused: &refused,
-        })?;
+        let measured = |engine: &str, algorithm| {
+            let mut samples = group.iter();
+            samples.find(|sample| sample.algorithm == algorithm && sample.engine == engine)
+        };
+
+        let refused: Vec<Vec<_>> = calibration
+            .links()
+            .map(|links| {
+                let is_missing = |one: &&Algorithm| measured(&links.engine, **one).is_none();
+                let others = Algorithm::ALL.iter().filter(is_missing);
+                others.map(|algorithm| (*algorithm, "it was not measured")).collect()
+            })
+            .collect();
+        let variants = calibration.links().zip(&refused).map(|(links, refused)| Variant {
+            engine: &links.engine,
+            form: None,
+            question: Question {
+                topology,
+                block_bytes: &blocks,
+                shape: first.shape(),
+                links,
+                measured: true,
+                algorithm: None,
+                chunks: Some(first.chunks),
+                refused,
+            },
+        });
+        let choice = choose_among(&variants.collect::<Vec<_>>(), &[])?;
+
         let best = group.iter().min_by(|one, other| one.seconds.total_cmp(&other.seconds));
         let best = best.unwrap_or(&group[0]);
-        let chosen = measured(choice.algorithm).unwrap_or(best);
+        let chosen = measured(&choice.engine, choice.algorithm).unwrap_or(best);
         Ok(Self {
             outputs: first.outputs,
             block_bytes: first.block_bytes,
             chosen: chosen.algorithm,
+            chosen_engine: chosen.engine.clone(),
             chosen_us: chosen.seconds * 1e6,
             best: best.algorithm,
+            best_engine: best.engine.clone(),
             best_us: best.seconds * 1e6,
         })
     }

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeInclusive;
 use std::process::{Command, Stdio};
 
 use peerlane::topology::Topology;
@@ -13,9 +14,11 @@ use super::options::Options;
 use crate::error::{Failure, Result};
 use crate::report::{Row, print_error};
 
-/// The algorithm and the number of outputs of one run of `peerlane allgather`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// The engines, the algorithm and the number of outputs of one run of `peerlane allgather`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Configuration {
+    /// The kind of engines.
+    pub(super) engine: String,
     pub(super) algorithm: Algorithm,
     pub(super) outputs: u32,
 }
@@ -42,9 +45,9 @@ pub(super) fn measure(
                 options.rounds,
                 configuration.text()
             ));
-            for row in rows(options, configuration, min_bytes)? {
+            for row in rows(options, configuration, min_bytes..=options.sizes.max_bytes.0)? {
                 (backend, ranks) = (row.backend.clone(), row.ranks);
-                let run = (*configuration, row.block_bytes, row.chunks);
+                let run = (configuration.clone(), row.block_bytes, row.chunks);
                 times.entry(run).or_default().push(row.median_us * 1e-6);
             }
         }
@@ -58,33 +61,49 @@ pub(super) fn measure(
 }
 
 impl Configuration {
-    pub(super) fn all(algorithms: &[Algorithm]) -> Vec<Self> {
-        let configurations = algorithms
-            .iter()
-            .flat_map(|&algorithm| [1, 2].map(|outputs| Self { algorithm, outputs }));
-        configurations.collect()
+    /// Returns the configurations with engines of all kinds that the ranks offer, which a short run
+    /// tells.
+    pub(super) fn all(options: &Options) -> Result<Vec<Self>> {
+        let (engine, algorithm) = ("auto".to_owned(), options.algorithms[0]);
+        let any = Self { engine, algorithm, outputs: 1 };
+        let least = options.sizes.min_bytes.0;
+        let rows = rows(options, &any, least..=least)?;
+        let kinds = rows.into_iter().next().map(|row| row.kinds).unwrap_or_default();
+
+        let mut configurations = Vec::new();
+        for engine in kinds {
+            for &algorithm in &options.algorithms {
+                let of = |outputs| Self { engine: engine.clone(), algorithm, outputs };
+                configurations.extend([1, 2].map(of));
+            }
+        }
+        Ok(configurations)
     }
 
     /// Returns the sample of one all-gather without its time.
-    pub(super) fn sample(self, backend: &str, block_bytes: u64, chunks: u32) -> Sample {
-        let Self { algorithm, outputs } = self;
+    pub(super) fn sample(&self, backend: &str, block_bytes: u64, chunks: u32) -> Sample {
+        let Self { engine, algorithm, outputs } = self.clone();
         // Engines of devices enqueue adjacent flags in one batch, so their plans keep flags together.
         let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
         let (in_place, tiers, seconds) = (false, false, 0.0);
-        Sample { algorithm, chunks, in_place, outputs, flags, tiers, block_bytes, seconds }
+        Sample { engine, algorithm, chunks, in_place, outputs, flags, tiers, block_bytes, seconds }
     }
 
-    fn text(self) -> String {
-        format!("{}, outputs {}", self.algorithm, self.outputs)
+    fn text(&self) -> String {
+        format!("{} by {}, outputs {}", self.algorithm, self.engine, self.outputs)
     }
 }
 
-fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Result<Vec<Row>> {
+fn rows(
+    options: &Options,
+    configuration: &Configuration,
+    bytes: RangeInclusive<u64>,
+) -> Result<Vec<Row>> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::io("cannot find the file of this program", &error))?;
     let mut command = Command::new(program);
     command
-        .args(arguments(options, configuration, min_bytes))
+        .args(arguments(options, configuration, &bytes))
         .stdin(Stdio::null())
         .stderr(Stdio::piped());
     let output =
@@ -107,17 +126,23 @@ fn rows(options: &Options, configuration: &Configuration, min_bytes: u64) -> Res
     rows.collect()
 }
 
-fn arguments(options: &Options, configuration: &Configuration, min_bytes: u64) -> Vec<String> {
+fn arguments(
+    options: &Options,
+    configuration: &Configuration,
+    bytes: &RangeInclusive<u64>,
+) -> Vec<String> {
     let mut arguments: Vec<String> = [
         "allgather",
         "--backend",
         options.target.backend.name(),
         "--algorithm",
         configuration.algorithm.name(),
+        "--engine",
+        &configuration.engine,
         "--min-bytes",
-        &min_bytes.to_string(),
+        &bytes.start().to_string(),
         "--max-bytes",
-        &options.sizes.max_bytes.0.to_string(),
+        &bytes.end().to_string(),
         "--factor",
         &options.sizes.factor.to_string(),
         "--timeout",
@@ -157,7 +182,8 @@ pub(super) fn merge_equal_plans(samples: &mut [Sample], topology: &Topology) -> 
     }
     let lanes = |sample: &Sample| &known[&(sample.algorithm, sample.shape())];
     let alike = |one: &Sample, other: &Sample| {
-        (one.block_bytes, one.shape()) == (other.block_bytes, other.shape())
+        (one.block_bytes, one.shape(), &one.engine)
+            == (other.block_bytes, other.shape(), &other.engine)
             && lanes(one) == lanes(other)
     };
     let fastest = samples.iter().map(|sample| {
@@ -177,7 +203,7 @@ mod tests {
     fn pooled(ranks: usize, algorithms: &[(Algorithm, u32, f64)]) -> Vec<f64> {
         let sample = |&(algorithm, outputs, seconds): &(Algorithm, u32, f64)| Sample {
             seconds,
-            ..Configuration { algorithm, outputs }.sample("host", 1024, 1)
+            ..Configuration { engine: String::new(), algorithm, outputs }.sample("host", 1024, 1)
         };
         let mut samples: Vec<Sample> = algorithms.iter().map(sample).collect();
         merge_equal_plans(&mut samples, &Topology::flat(ranks).unwrap()).unwrap();

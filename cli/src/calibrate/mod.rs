@@ -58,7 +58,7 @@ struct SampleSet {
 impl SampleSet {
     /// Measures all-gathers on this machine, with further sizes if a check is requested.
     fn here(options: &Options) -> Result<Self> {
-        let configurations = Configuration::all(&options.algorithms);
+        let configurations = Configuration::all(options)?;
         let Runs { backend, ranks, samples } =
             measure(options, &configurations, options.sizes.min_bytes.0)?;
         let topology = Topology::flat(ranks)?;

@@ -20,6 +20,15 @@ pub(crate) struct Row {
     pub(crate) algorithm: String,
     pub(crate) chunks: u32,
     pub(crate) engine: String,
+    /// The kind of the engines, as the group names it.
+    #[serde(default)]
+    pub(crate) kind: String,
+    /// The kinds of engines that all ranks offer, the preferred one first.
+    #[serde(default)]
+    pub(crate) kinds: Vec<String>,
+    /// The form of an all-reduce.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) form: Option<String>,
     pub(crate) dtype: String,
     pub(crate) in_place: bool,
     /// A description of block lengths, list and tensors, absent for equal blocks in one tensor.
@@ -236,6 +245,9 @@ pub(super) mod tests {
     pub(crate) fn row(total_bytes: u64, median: Duration, limit: Option<Duration>) -> Row {
         let (algbw_gbs, busbw_gbs) = bandwidths(Collective::AllGather, total_bytes, 4, median);
         Row {
+            kind: "streams".into(),
+            kinds: vec!["streams".into()],
+            form: None,
             collective: all_gather(),
             backend: "host".into(),
             device_name: "a processor".into(),

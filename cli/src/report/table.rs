@@ -86,6 +86,10 @@ fn table(rows: &[Row]) -> String {
         .right("block", |row| Size(row.block_bytes))
         .left("algorithm", |row| &row.algorithm)
         .if_any(|row| row.chunks > 1, |table| table.right("chunks", |row| row.chunks))
+        .if_any(
+            |row| row.form.is_some(),
+            |table| table.left("form", |row| row.form.as_deref().unwrap_or_default()),
+        )
         .left("engine", |row| &row.engine)
         .right("median µs", |row| time(row.median_us))
         .right(second_name, second)
@@ -343,7 +347,7 @@ mod tests {
     fn json_has_all_fields_and_can_be_parsed() {
         let row = measured();
         let json = serde_json::to_string(&row).unwrap();
-        insta::assert_snapshot!(json, @r#"{"collective":"all-gather","backend":"cuda","device_name":"a processor","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"cuda","dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"block_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"self_copy":"local","baselines_version":"2.28.9 (libnccl.so.2)","baselines":[{"path":"default","baseline_us":186.0,"baseline_host_us":5.0,"baseline_busbw_gbs":270.0,"baseline_ratio":1.24},{"path":"symmetric","baseline_us":156.0,"baseline_host_us":4.0,"baseline_busbw_gbs":324.0,"baseline_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"overlap":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
+        insta::assert_snapshot!(json, @r#"{"collective":"all-gather","backend":"cuda","device_name":"a processor","ranks":4,"nodes":"1x4","algorithm":"direct","chunks":1,"engine":"cuda","kind":"streams","kinds":["streams"],"dtype":"u8","in_place":false,"outputs":1,"total_bytes":67108864,"block_bytes":16777216,"iterations":20,"median_us":150.0,"p99_us":225.0,"max_us":300.0,"algbw_gbs":447.39242666666667,"busbw_gbs":335.54431999999997,"checked":true,"limit_us":129.0,"limit_share":0.86,"host_us":6.25,"starts_in_a_row":50,"captured":false,"self_copy":"local","baselines_version":"2.28.9 (libnccl.so.2)","baselines":[{"path":"default","baseline_us":186.0,"baseline_host_us":5.0,"baseline_busbw_gbs":270.0,"baseline_ratio":1.24},{"path":"symmetric","baseline_us":156.0,"baseline_host_us":4.0,"baseline_busbw_gbs":324.0,"baseline_ratio":1.04},{"path":"copy engines","missing":"it needs CUDA 12.5"}],"overlap":[{"path":"peerlane","compute_alone_us":1600.0,"compute_us":1664.0,"compute_ratio":1.04,"gather_alone_us":150.0,"gather_us":153.0,"gather_ratio":1.02,"overlapped":false}],"lanes":[],"tiers":[],"fallbacks":[]}"#);
         assert_eq!(serde_json::from_str::<Row>(&json).unwrap(), row);
     }
 

@@ -7,6 +7,7 @@ use peerlane::Rank;
 use peerlane::topology::Topology;
 use peerlane_planning::cost::{Calibration, Link, Links};
 
+use crate::calibration::of_engine;
 use crate::error::{Failure, Result};
 use crate::options::{AlgorithmList, Nodes, PlanOptions, parse_ranks};
 use crate::printable::file_name;
@@ -138,6 +139,9 @@ pub(crate) struct LinkOptions {
     /// `links` as JSON
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
+    /// Simulate engines of this kind, among those of the calibration [default: the first one]
+    #[arg(long, value_name = "KIND", requires = "calibration")]
+    engine: Option<String>,
     /// Set the rate at which one rank sends and receives inside its node, such as 400GB/s
     #[arg(long, value_name = "RATE")]
     local_bandwidth: Option<Rate>,
@@ -160,7 +164,7 @@ pub(crate) struct LinkOptions {
 
 impl LinkOptions {
     pub(super) fn links(&self) -> Result<Links> {
-        let mut links = self.file()?.unwrap_or_default();
+        let mut links = self.file()?;
 
         for (bandwidth, latency, link) in [
             (self.local_bandwidth, self.local_latency, &mut links.local),
@@ -184,21 +188,23 @@ impl LinkOptions {
         Ok(links)
     }
 
-    fn file(&self) -> Result<Option<Links>> {
-        let Some(path) = &self.calibration else { return Ok(None) };
+    fn file(&self) -> Result<Links> {
+        let Some(path) = &self.calibration else { return Ok(Links::default()) };
         let what = file_name(path);
         let text = text_file::read(path)?;
 
-        if let Ok(calibration) = serde_json::from_str::<Calibration>(&text) {
-            return Ok(Some(calibration.links));
+        // A file that is no calibration holds the links alone.
+        if let Ok(links) = serde_json::from_str::<Links>(&text) {
+            return Ok(links);
         }
 
-        // A file that is no calibration holds the links alone.
-        serde_json::from_str(&text).map(Some).map_err(|error| {
+        let calibration: Calibration = serde_json::from_str(&text).map_err(|error| {
             Failure::usage(format!("{what} is not a file of links: {error}")).with_advice(
-                "give a file that `peerlane calibrate --out` wrote, or its field `links`",
+                "give a file that `peerlane calibrate --out` wrote, or one of its fields `links`",
             )
-        })
+        })?;
+        let mut links = of_engine(&calibration, self.engine.as_deref())?;
+        Ok(links.swap_remove(0))
     }
 }
 

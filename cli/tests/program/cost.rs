@@ -55,7 +55,9 @@ fn a_calibration_is_written_and_used() {
     let calibration: Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
     assert_eq!(calibration["key"]["backend"], "host");
     // Two algorithms with one output and with two, at 1 KiB and 4 KiB.
-    assert_eq!(calibration["samples"].as_array().unwrap().len(), 8);
+    let [engine] = &calibration["engines"].as_array().unwrap()[..] else { panic!("{calibration}") };
+    assert_eq!(engine["links"]["engine"], "processor");
+    assert_eq!(engine["samples"].as_array().unwrap().len(), 8);
     let check: Value = serde_json::from_slice(&std::fs::read(&check).unwrap()).unwrap();
     assert_eq!(check["points"].as_array().unwrap().len(), 12);
 
@@ -65,7 +67,8 @@ fn a_calibration_is_written_and_used() {
     let ended = end(refit.arg("--from").arg(folder.join("check.json")).arg("--out").arg(&again));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let again: Value = serde_json::from_slice(&std::fs::read(&again).unwrap()).unwrap();
-    assert_eq!(again["samples"].as_array().unwrap().len(), 8);
+    assert_eq!(again["engines"][0]["samples"].as_array().unwrap().len(), 8);
+    assert_eq!(again["engines"][0]["links"]["engine"], "processor");
     assert_eq!(again["key"], calibration["key"]);
     let ended = end(command("calibrate --out links.json --from").arg(&out));
     assert!(
@@ -76,4 +79,33 @@ fn a_calibration_is_written_and_used() {
     let ended = end(command("explain --nodes 1x2 --block-bytes 1K --calibration").arg(&out));
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.starts_with("2 ranks on 1 node, blocks of 1 KiB"), "{ended:?}");
+    assert!(ended.stdout.contains(", by processor\n"), "{ended:?}");
+
+    let words = "--engine sdma --calibration";
+    for program in ["explain --nodes 1x2", "simulate --nodes 1 --ranks-per-node 2"] {
+        let ended = end(command(&format!("{program} {words}")).arg(&out));
+        let text = "--engine is \"sdma\", expected a kind of the calibration: processor";
+        assert!(ended.error(2).contains(text), "{ended:?}");
+    }
+
+    // Files of older versions had links for one kind of engines only.
+    let mut older = calibration["engines"][0].clone();
+    older["key"] = calibration["key"].clone();
+    let file = folder.join("links-older.json");
+    std::fs::write(&file, older.to_string()).unwrap();
+    let ended = end(command("allgather --backend host --ranks 2 --calibration").arg(&file));
+    assert!(ended.error(2).contains("it is a calibration of an older version"), "{ended:?}");
+}
+
+#[test]
+fn the_forms_of_an_all_reduce_are_compared() {
+    let ended = run("explain --collective all-reduce --block-bytes 1K");
+    assert!(ended.stdout.contains("direct, chunks 1, whole\n"), "{ended:?}");
+    let ended = run("explain --collective all-reduce --block-bytes 64M");
+    let lines: Vec<_> = ended.stdout.lines().collect();
+    assert!(lines[0].ends_with(": direct, chunks 1, in parts"), "{ended:?}");
+    assert!(lines[1].starts_with("  direct             chunks 1   in parts "), "{ended:?}");
+    assert!(lines[2].starts_with("  direct             chunks 1   whole "), "{ended:?}");
+    let ended = run("explain --collective all-reduce --block-bytes 1K --in-place");
+    assert!(!ended.stdout.contains("whole"), "{ended:?}");
 }

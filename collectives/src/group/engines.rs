@@ -204,8 +204,7 @@ impl OwnOffers {
             common.signal_growth_max = common.signal_growth_max.min(network.signal_growth_max);
         }
 
-        let measured = given.iter().find(|links| links.engine == name);
-        let measured = measured.or_else(|| given.iter().find(|links| links.engine.is_empty()));
+        let measured = links_of(given, &name);
         let links = match measured {
             Some(links) => links.clone(),
             None => {
@@ -225,6 +224,12 @@ impl OwnOffers {
             is_measured: measured.is_some(),
         }
     }
+}
+
+/// Returns the links that were measured with engines of a kind, or else those for any kind.
+pub(super) fn links_of<'l>(links: &'l [Links], engine: &str) -> Option<&'l Links> {
+    let of = |engine: &str| links.iter().find(|links| links.engine == engine);
+    of(engine).or_else(|| of(""))
 }
 
 /// Checks that a kind of engines that the caller names is one of those that all ranks offer.

@@ -9,6 +9,7 @@
 use std::fmt;
 
 use peerlane_hal::ErrorKind;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::collective::Collective;
@@ -40,13 +41,53 @@ pub struct Key {
 }
 
 /// The result of a calibration, which fits the latencies and bandwidths of links to measured times
-/// of all-gathers.
+/// of all-gathers, for each kind of engines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "StoredCalibration")]
 pub struct Calibration {
     /// The version, backend, machine and topology of the measurements.
     pub key: Key,
-    /// The latencies and bandwidths of the links, fitted to the measurements.
+    /// The result for each kind of engines that was measured.
+    pub engines: Vec<EngineCalibration>,
+}
+
+/// A calibration as a file holds it, with the fields of older versions, by which it is refused.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredCalibration {
+    key: Key,
+    #[serde(default)]
+    engines: Vec<EngineCalibration>,
+    links: Option<IgnoredAny>,
+    #[serde(rename = "samples")]
+    _samples: Option<IgnoredAny>,
+    #[serde(rename = "errors")]
+    _errors: Option<IgnoredAny>,
+}
+
+impl TryFrom<StoredCalibration> for Calibration {
+    type Error = String;
+
+    fn try_from(stored: StoredCalibration) -> Result<Self, String> {
+        let StoredCalibration { key, engines, links, .. } = stored;
+        if links.is_some() {
+            let text = "it is a calibration of an older version, with the field `links`, expected \
+                        `engines`; run `peerlane calibrate` again";
+            return Err(text.to_owned());
+        }
+        if engines.is_empty() {
+            return Err("engines is empty, expected at least one kind".to_owned());
+        }
+        Ok(Self { key, engines })
+    }
+}
+
+/// The latencies and bandwidths of links with engines of one kind, and the measured times to which
+/// they were fitted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineCalibration {
+    /// The latencies and bandwidths of the links, with the kind of [engines](Links::engine).
     pub links: Links,
     /// The measured all-gathers to which the latencies and bandwidths were fitted.
     pub samples: Vec<Sample>,
@@ -102,24 +143,38 @@ impl Key {
 }
 
 impl Calibration {
+    /// Returns the links for each kind of engines that was measured.
+    pub fn links(&self) -> impl Iterator<Item = &Links> {
+        self.engines.iter().map(|engine| &engine.links)
+    }
+
     /// Returns the fraction of the samples whose predicted time is [good](GOOD).
     pub fn good_share(&self) -> f64 {
-        let good = self.errors.iter().filter(|error| error.abs() <= GOOD).count();
+        let good = self.errors().filter(|error| error.abs() <= GOOD).count();
         // Without samples the share is 0.
-        good as f64 / self.errors.len().max(1) as f64
+        good as f64 / self.errors().count().max(1) as f64
+    }
+
+    fn errors(&self) -> impl Iterator<Item = f64> {
+        self.engines.iter().flat_map(|engine| engine.errors.iter().copied())
     }
 }
 
 impl fmt::Display for Calibration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Key { backend, machine, topology, .. } = &self.key;
-        let worst = self.errors.iter().copied().map(f64::abs).fold(0.0, f64::max);
+        let worst = self.errors().map(f64::abs).fold(0.0, f64::max);
 
+        write!(f, "{backend}, {topology}, {machine}")?;
+        // A file of an older `--check` does not name the kind.
+        let named: Vec<_> = self.links().map(|links| &*links.engine).collect();
+        if named.iter().all(|engine| !engine.is_empty()) {
+            write!(f, ", by {}", named.join(" and "))?;
+        }
         write!(
             f,
-            "{backend}, {topology}, {machine}: {} samples, {:.0} % within {:.0} %, the worst {:.0} \
-             % off",
-            self.samples.len(),
+            ": {} samples, {:.0} % within {:.0} %, the worst {:.0} % off",
+            self.errors().count(),
             self.good_share() * 100.0,
             GOOD * 100.0,
             worst * 100.0
@@ -131,6 +186,9 @@ impl fmt::Display for Calibration {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
+    /// The kind of the engines that made the measured all-gather.
+    #[serde(default)]
+    pub engine: String,
     /// The algorithm of the measured all-gather.
     pub algorithm: Algorithm,
     /// The number of chunks into which each block was cut.

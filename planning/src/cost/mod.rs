@@ -19,7 +19,7 @@ mod choose;
 mod form;
 mod predict;
 
-pub use calibration::{Calibration, GOOD, Key, Sample};
+pub use calibration::{Calibration, EngineCalibration, GOOD, Key, Sample};
 pub use choose::{Candidate, Choice, Question, Variant, choose, choose_among};
 pub use form::{Form, FormBlocks, forms};
 pub use predict::{Cost, predict};

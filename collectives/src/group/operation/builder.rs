@@ -140,10 +140,12 @@ impl<'g, T> OperationBuilder<'g, T> {
     /// Sets the link rates from which the algorithm and the number of chunks are chosen, such as
     /// those of a [`Calibration`](crate::cost::Calibration).
     ///
-    /// They must be equal on all ranks. The default is the links of the [group](Group::links).
+    /// They must be equal on all ranks. The default is the links of the [group](Group::links). Call
+    /// it once for each [kind of engines](Links::engine) that was measured.
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
-        self.spec.method.links = Some(links);
+        self.spec.method.links.retain(|known| known.engine != links.engine);
+        self.spec.method.links.push(links);
         self
     }
 

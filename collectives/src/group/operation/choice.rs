@@ -7,7 +7,7 @@ use peerlane_hal::ErrorKind;
 use super::request::{Method, OperationSpec};
 use crate::cost::{self, Choice, Form, Links, Question};
 use crate::error::Error;
-use crate::group::engines::{EngineKind, check_engine};
+use crate::group::engines::{EngineKind, check_engine, links_of};
 use crate::plan::Algorithm;
 use crate::schedule::{Shape, schedule};
 use crate::topology::Topology;
@@ -45,12 +45,25 @@ impl<'a> UsableEngines<'a> {
             !is_failed && named.is_none_or(|name| engine.is_named(name))
         }));
 
+        let has_streams = |engine: &&&EngineKind| engine.has_streams();
+        let can_capture = engines.iter().find(|engine| engine.has_streams());
+        if let (Some(name), Some(other)) = (named, can_capture)
+            && spec.capturable
+            && usable.engines.iter().find(has_streams).is_none()
+        {
+            let text = format!(
+                "engine is {name:?}, whose engines have no streams, expected {:?} for an operation that is capturable",
+                other.name()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+
         // What the caller names is used even without what is only preferred.
         if named.is_none() {
             let gets_only = spec.method.algorithm.is_some_and(|one| schedule(one).gets);
             let has_gets = |engine: &EngineKind| engine.common.gets;
-            let has_streams = EngineKind::has_streams;
-            usable.prefer(needs_streams(spec), has_streams, "its engines have no streams");
+            let lack = "its engines have no streams";
+            usable.prefer(needs_streams(spec), EngineKind::has_streams, lack);
             usable.prefer(gets_only, has_gets, "its engines have no gets");
             usable.prefer(
                 spec.beside_compute,
@@ -162,7 +175,7 @@ pub(super) fn choose(
 impl Variant<'_> {
     /// Returns the link rates, and whether they were measured.
     fn links<'l>(&'l self, method: &'l Method) -> (&'l Links, bool) {
-        match &method.links {
+        match links_of(&method.links, self.engine.name()) {
             Some(links) => (links, true),
             None => (self.engine.links(), self.engine.is_measured()),
         }
@@ -279,7 +292,7 @@ mod tests {
         }
         let (algorithm, chunks) = decided(&open, &[0, 0, 0, 0, 1, 1, 1, 1], 64 << 20);
         assert!(algorithm == Algorithm::Hierarchical && chunks > 1, "{algorithm}, {chunks}");
-        let links = Some(known());
+        let links = vec![known()];
         let ring = Method { algorithm: Some(Algorithm::Ring), links, ..open.clone() };
         assert_eq!(decided(&ring, &[0; 4], 64 << 20).0, Algorithm::Ring);
         let both = Method { algorithm: Some(Algorithm::Ring), chunks: Some(3), ..open };
@@ -323,9 +336,9 @@ mod tests {
             decided(&Method { algorithm, links, ..Method::default() }, &nodes, 8 << 20).1
         };
         let mut links = known();
-        assert!(of(Some(links.clone())) > 1);
+        assert!(of(vec![links.clone()]) > 1);
         links.local.put_seconds = 1.0;
-        assert_eq!(of(Some(links)), 1, "what is put at a second a piece is not cut");
+        assert_eq!(of(vec![links]), 1, "what is put at a second a piece is not cut");
     }
 
     #[test]

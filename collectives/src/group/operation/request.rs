@@ -39,7 +39,8 @@ impl Target {
 pub(super) struct Method {
     pub(super) algorithm: Option<Algorithm>,
     pub(super) chunks: Option<u32>,
-    pub(super) links: Option<Links>,
+    /// Measured links, one for each kind of engines, or one for all kinds.
+    pub(super) links: Vec<Links>,
     /// The kind of engines, if the caller names one.
     pub(super) engine: Option<String>,
 }
