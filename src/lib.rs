@@ -73,7 +73,7 @@ pub use peerlane_host as host;
 /// The crate `peerlane-planning` has the tools for those who choose hardware, write schedules or
 /// explain a measurement: it builds plans, proves them, predicts their time and simulates them.
 pub mod planning {
-    pub use peerlane_collectives::cost::{Calibration, Choice, Link, Links};
+    pub use peerlane_collectives::cost::{Calibration, Choice, Form, Link, Links};
     pub use peerlane_collectives::plan::{FlagOrder, LaneId, Tier};
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use peerlane::cuda::SelfCopy;
+use peerlane::planning::Form;
 use peerlane::{DType, Deadline};
 use peerlane_planning::schedule::algorithms;
 
@@ -88,6 +89,10 @@ pub(crate) struct Options {
     /// time at each size
     #[arg(long, default_value = "auto", value_name = "KIND")]
     pub(crate) engine: String,
+    /// Set the form of an all-reduce, either whole (every rank adds everything) or in-parts (each
+    /// rank adds one part and passes it on) [default: the lowest predicted time at each size]
+    #[arg(long, value_name = "FORM", value_parser = one_of([Form::Whole, Form::InParts], form_name))]
+    pub(crate) form: Option<Form>,
     /// Run beside kernels: let GPUs return the own block over the link, and add on few
     /// multiprocessors, even if that is slower on an idle GPU
     #[arg(long)]
@@ -149,6 +154,14 @@ pub(crate) struct Options {
     pub(crate) goal: Goal,
     #[command(flatten)]
     pub(crate) run: RunOptions,
+}
+
+/// Returns the name of a form on the command line.
+fn form_name(form: &Form) -> &'static str {
+    match form {
+        Form::Whole => "whole",
+        Form::InParts => "in-parts",
+    }
 }
 
 /// Returns the name on the command line of the method by which a GPU copies its own block.
@@ -358,6 +371,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--self-copy", self_copy_name(&options.self_copy).to_owned()),
         ("--reduce-blocks", given(options.reduce_blocks.map(|blocks| blocks.to_string()))),
         ("--engine", options.engine.clone()),
+        ("--form", given(options.form.map(|form| form_name(&form).to_owned()))),
         ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
         ("--overlap", given(options.overlap.map(|what| format!("{what:?}")))),
     ];

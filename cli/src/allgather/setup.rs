@@ -108,6 +108,9 @@ impl<'a> Setup<'a> {
         if let Some(chunks) = chunks {
             builder = builder.chunks(chunks);
         }
+        if let Some(form) = self.options.form {
+            builder = builder.form(form);
+        }
         if self.options.in_place {
             builder = builder.in_place();
         }

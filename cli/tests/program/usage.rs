@@ -199,6 +199,7 @@ fn the_help_names_every_option() {
     --self-copy <HOW>
     --reduce-blocks <N>
     --engine <KIND>
+    --form <FORM>
     --beside-compute
     --strict
     --dtype <DTYPE>

@@ -1,6 +1,7 @@
 //! Operations on fabrics that offer several kinds of engines.
 
 use peerlane_collectives::bootstrap::{Bootstrap as _, in_process};
+use peerlane_collectives::cost::Form;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions, Report};
 use peerlane_hal::{Caps, EngineOffer, ErrorKind, Rank};
@@ -195,6 +196,39 @@ fn shorter_starts_of_a_resizable_operation_use_the_kind_for_their_size() {
                 assert!(block.iter().all(|byte| *byte == expected), "start {start}, block {rank}");
             }
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_form_of_an_all_reduce_is_chosen_or_named() {
+    run(3, BOTH, GroupOptions::default, |group| {
+        let mut forms = Vec::new();
+        for (count, form) in
+            [(8, None), (4 << 20, None), (8, Some(Form::InParts)), (4 << 20, Some(Form::Whole))]
+        {
+            let builder = group.all_reduce::<u32>(count);
+            let builder = match form {
+                Some(form) => builder.form(form),
+                None => builder,
+            };
+            let mut sum = builder.prepare()?;
+            forms.push(sum.report().choice.form.unwrap());
+
+            let rank = u32::try_from(sum.report().ranks).unwrap();
+            sum.input_mut()?.fill(7);
+            sum.run()?;
+            assert!(sum.output()?.iter().all(|element| *element == 7 * rank));
+        }
+        assert_eq!(forms, [Form::Whole, Form::InParts, Form::InParts, Form::Whole]);
+
+        let refused = |result: Result<_, Error>| result.map(|_: ()| ()).unwrap_err().to_string();
+        let gather = group.all_gather::<u32>(8).form(Form::Whole).prepare().map(drop);
+        let text = "form is \"whole\", expected none, because only an all-reduce has forms";
+        assert!(refused(gather).contains(text));
+        let in_place = group.all_reduce::<u32>(8).in_place().form(Form::Whole).prepare().map(drop);
+        let text = "form is \"whole\", expected \"in parts\", because the operation runs in place";
+        assert!(refused(in_place).contains(text));
         Ok(())
     });
 }

@@ -12,7 +12,7 @@ use super::lens::{BlockLens, Destination};
 use super::prepare;
 use super::request::{Method, OperationSpec, Target};
 use crate::collective::Collective;
-use crate::cost::Links;
+use crate::cost::{Form, Links};
 use crate::element::{DType, Operator};
 use crate::error::Error;
 use crate::group::Group;
@@ -157,6 +157,15 @@ impl<'g, T> OperationBuilder<'g, T> {
     #[must_use]
     pub fn engine(mut self, kind: impl Into<String>) -> Self {
         self.spec.method.engine = Some(kind.into());
+        self
+    }
+
+    /// Sets the form of an all-reduce; the default is the one with the shortest predicted time.
+    ///
+    /// Every rank sets the same form. In place, an all-reduce runs in parts.
+    #[must_use]
+    pub fn form(mut self, form: Form) -> Self {
+        self.spec.method.form = Some(form);
         self
     }
 

@@ -102,7 +102,11 @@ impl OperationPlan {
         check(&spec, topology.ranks())?;
 
         let blocks = spec.lens.in_bytes(spec.dtype, topology.ranks())?;
-        let forms = cost::forms(spec.collective, &blocks, spec.in_place)?;
+        let mut forms = cost::forms(spec.collective, &blocks, spec.in_place)?;
+        if let Some(form) = spec.method.form {
+            check_form(form, &forms)?;
+            forms.retain(|other| other.form == Some(form));
+        }
         let forms = forms.into_iter().map(|blocks| FormRequest::new(blocks, &spec, group));
         let forms: Vec<_> = forms.collect::<Result<_, Error>>()?;
 
@@ -322,6 +326,21 @@ fn check_reduction(spec: &OperationSpec) -> Result<(), Error> {
         return Ok(());
     };
     let text = format!("{what} in {}", spec.collective.with_article());
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+/// Checks that the form that the caller names is one of those in which the operation can run.
+fn check_form(form: Form, forms: &[FormBlocks]) -> Result<(), Error> {
+    let known: Vec<_> = forms.iter().filter_map(|form| form.form).collect();
+    if known.contains(&form) {
+        return Ok(());
+    }
+
+    let expected = match &known[..] {
+        [] => "none, because only an all-reduce has forms".to_owned(),
+        [only, ..] => format!("\"{}\", because the operation runs in place", only.name()),
+    };
+    let text = format!("form is \"{}\", expected {expected}", form.name());
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 

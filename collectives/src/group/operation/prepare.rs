@@ -402,6 +402,9 @@ impl Preparation {
 
         add("engine", engine.name().to_owned());
         add("algorithm", plan.algorithm.to_string());
+        if let Some(form) = self.operation.choice.form {
+            add("form", form.name().to_owned());
+        }
         add("chunks", plan.chunks.to_string());
         add("in_place", plan.in_place.to_string());
         add("outputs", plan.outputs.to_string());

@@ -9,7 +9,7 @@ use peerlane_hal::{DynRegion, ErrorKind, Priority, Rank, Reduction};
 
 use super::lens::{self, BlockLens, Destination};
 use crate::collective::Collective;
-use crate::cost::Links;
+use crate::cost::{Form, Links};
 use crate::element::{DType, Operator};
 use crate::error::Error;
 use crate::group::runtime::Runtime;
@@ -41,6 +41,8 @@ pub(super) struct Method {
     pub(super) chunks: Option<u32>,
     /// Measured links, one for each kind of engines, or one for all kinds.
     pub(super) links: Vec<Links>,
+    /// The form of an all-reduce, if the caller names one.
+    pub(super) form: Option<Form>,
     /// The kind of engines, if the caller names one.
     pub(super) engine: Option<String>,
 }

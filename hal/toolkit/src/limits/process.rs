@@ -86,8 +86,10 @@ pub(super) fn limit_of_threads(bytes: u64) -> Option<String> {
         return Some(reached.text.clone());
     }
 
-    let all: Vec<_> =
-        of_user.into_iter().chain(of_groups.into_iter().map(|group| group.text)).collect();
+    // Another thread may have given address space back since.
+    let of_space = address_space_limit();
+    let of_groups = of_groups.into_iter().map(|group| group.text);
+    let all: Vec<_> = of_space.into_iter().chain(of_user).chain(of_groups).collect();
     if all.is_empty() {
         let text = "the limit of the machine is reached: see `sysctl kernel.threads-max kernel.pid_max vm.max_map_count`";
         return Some(text.to_owned());
