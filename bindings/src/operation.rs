@@ -36,6 +36,8 @@ pub struct Request {
     pub operator: Operator,
     /// The algorithm, or `None` for the fastest one.
     pub algorithm: Option<Algorithm>,
+    /// The kind of engines, or `None` for that of the group.
+    pub engine: Option<String>,
     /// The number of chunks of a block, or `None` for the best number.
     pub chunks: Option<u32>,
     /// Whether the input of a rank is its block of the output.
@@ -83,6 +85,7 @@ impl Request {
             resizable: false,
             check_starts: false,
             matrix: None,
+            engine: None,
             label: None,
             strict: false,
             beside_compute: None,
@@ -135,6 +138,9 @@ impl Request {
         }
         if let Some((rows, sides)) = self.matrix {
             builder = builder.matrix(rows, sides);
+        }
+        if let Some(engine) = self.engine {
+            builder = builder.engine(engine);
         }
         if let Some(label) = self.label {
             builder = builder.label(label);

@@ -1,6 +1,7 @@
 //! The report of an operation as JSON.
 
 use peerlane::group::Report;
+use peerlane::planning::Form;
 use serde_json::{Value, json};
 
 /// The fields are those of the JSON lines of the program `peerlane`.
@@ -17,7 +18,10 @@ pub(crate) fn json(report: &Report) -> Value {
             "own_bytes": tier.own_bytes, "compute_bytes": tier.compute_bytes,
         })
     });
+    let choice = &report.choice;
+    let refused = choice.refused_engines.iter().map(|(kind, why)| format!("{kind}: {why}"));
     json!({
+        "kind": choice.engine, "form": choice.form.map(Form::name), "refused_kinds": refused.collect::<Vec<_>>(),
         "collective": report.collective.to_string(), "algorithm": report.algorithm.to_string(), "ranks": report.ranks,
         "chunks": report.chunks, "outputs": report.outputs, "capturable": report.capturable,
         "input_bytes": report.input_bytes, "output_bytes": report.output_bytes, "total_bytes": report.total_bytes,

@@ -10,6 +10,7 @@ static peerlane_status prepare(peerlane_group *group, uint32_t setting, peerlane
     options.dtype = PEERLANE_DTYPE_U32;
     options.count = 1;
     options.beside_compute = setting;
+    options.engine = setting == PEERLANE_SETTING_ON ? "processor" : NULL;
     return peerlane_operation_prepare(group, &options, gather);
 }
 
@@ -42,6 +43,7 @@ int main(void) {
     peerlane_group_options options = PEERLANE_GROUP_OPTIONS_INIT;
     peerlane_group *group, *part;
     options.beside_compute = true;
+    options.engine = "processor";
     CHECK(peerlane_group_open(&options, &group));
     uint32_t rank;
     CHECK(peerlane_group_rank(group, &rank, NULL));

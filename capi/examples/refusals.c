@@ -50,6 +50,7 @@ static void operations(peerlane_group *group, peerlane_window *of_another) {
     PREPARE_REFUSED(collective, 99, "collective is 99, expected 0 to 9");
     PREPARE_REFUSED(dtype, 99, "dtype is 99, expected 0 to 15");
     PREPARE_REFUSED(reduction, 99, "reduction is 99, expected 0 to 3");
+    PREPARE_REFUSED(engine, "warp", "engine is \"warp\", expected a kind that all ranks offer: processor");
     PREPARE_REFUSED(beside_compute, 99, "beside_compute is 99, expected 0 to 2");
     PREPARE_REFUSED(algorithm, "guess", "guess");
     PREPARE_REFUSED(algorithm, "\xff", "algorithm is not UTF-8");

@@ -187,6 +187,9 @@ typedef struct {
   const char *secret;
   // The name of the group in the errors of this rank, or NULL for none.
   const char *label;
+  // The kind of engines that operations use, such as `"streams"`, unless their own options name
+  // another one; NULL selects the fastest one for each. All ranks set the same.
+  const char *engine;
 } peerlane_group_options;
 
 // What an operation does. Begin with `PEERLANE_OPERATION_OPTIONS_INIT`, and set what differs. All
@@ -236,6 +239,9 @@ typedef struct {
   size_t output_begin;
   // The name of the operation in errors, beside its collective, or NULL for none.
   const char *label;
+  // The kind of engines, such as `"streams"`; NULL selects that of the group, or else the
+  // fastest one. All ranks set the same.
+  const char *engine;
 } peerlane_operation_options;
 
 #ifdef __cplusplus
@@ -421,7 +427,7 @@ peerlane_status peerlane_group_destroy(peerlane_group *group);
 //
 // # Safety
 // `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or
-// has one number for each rank, and `algorithm` and `label` are NULL or end in zero.
+// has one number for each rank, and `algorithm`, `engine` and `label` are NULL or end in zero.
 peerlane_status peerlane_operation_prepare(peerlane_group *group,
                                            const peerlane_operation_options *options,
                                            peerlane_operation **operation);

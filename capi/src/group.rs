@@ -57,6 +57,9 @@ pub struct GroupOptions {
     pub secret: *const c_char,
     /// The name of the group in the errors of this rank, or NULL for none.
     pub label: *const c_char,
+    /// The kind of engines that operations use, such as `"streams"`, unless their own options name
+    /// another one; NULL selects the fastest one for each. All ranks set the same.
+    pub engine: *const c_char,
 }
 
 pub(crate) struct GroupObject {
@@ -189,6 +192,10 @@ unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     if let Some(label) = unsafe { text(given.label, "label") }? {
         group = group.label(label);
+    }
+    // SAFETY: the contract of this function says that the strings of the options end in zero.
+    if let Some(engine) = unsafe { text(given.engine, "engine") }? {
+        group = group.engine(engine);
     }
     if given.timeout_ms > 0 {
         group = group.timeout(milliseconds("timeout_ms", given.timeout_ms)?);

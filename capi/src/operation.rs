@@ -73,6 +73,9 @@ pub struct OperationOptions {
     pub output_begin: usize,
     /// The name of the operation in errors, beside its collective, or NULL for none.
     pub label: *const c_char,
+    /// The kind of engines, such as `"streams"`; NULL selects that of the group, or else the
+    /// fastest one. All ranks set the same.
+    pub engine: *const c_char,
 }
 
 /// An operation, or `None` after it was destroyed.
@@ -110,7 +113,7 @@ fn numbered<T: Copy>(
 ///
 /// # Safety
 /// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or
-/// has one number for each rank, and `algorithm` and `label` are NULL or end in zero.
+/// has one number for each rank, and `algorithm`, `engine` and `label` are NULL or end in zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_operation_prepare(
     group: *mut GroupHandle,
@@ -150,8 +153,8 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
 /// Returns what the options of a C program describe.
 ///
 /// # Safety
-/// `counts` is NULL or has one number for each rank, and `algorithm` and `label` are NULL or end in
-/// zero.
+/// `counts` is NULL or has one number for each rank, and `algorithm`, `engine` and `label` are NULL
+/// or end in zero.
 unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, Failure> {
     check_header(options.header_version)?;
 
@@ -190,6 +193,8 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
 
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     request.label = unsafe { text(options.label, "label") }?.map(str::to_owned);
+    // SAFETY: as above.
+    request.engine = unsafe { text(options.engine, "engine") }?.map(str::to_owned);
     request.timeout = (!timeout.is_zero()).then_some(timeout);
     request.input = window(options.input)?.map(|window| (window, options.input_begin));
     request.output = window(options.output)?.map(|window| (window, options.output_begin));

@@ -35,7 +35,7 @@ atexit.register(end_process)
 @names_call
 def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int | None = None, secret: str | None = None, backend: str | None = None,
          network: str | None = None, device: int | None = None, timeout: float | None = None, start_timeout: float | None = None,
-         strict: bool = False, beside_compute: bool = False, label: str | None = None) -> Group:  # fmt: skip
+         strict: bool = False, beside_compute: bool = False, engine: str | None = None, label: str | None = None) -> Group:  # fmt: skip
     """Opens a group. Collective: all ranks call it.
 
     Without `hub`, rank, size and address come from the environment of the launcher (torchrun, mpirun, srun); without a launcher the group has one rank, and
@@ -44,13 +44,14 @@ def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int | None = Non
     which then lives as long as the group. `backend` and `network` are "host", "cuda", "rocm" or "rdma"; by default the best ones. `device` is the number of the GPU. `timeout` is
     the longest wait for a rank in seconds (30), also of calls such as `prepare`, `start_timeout` that for the start of all ranks (120). `strict` makes fallbacks errors.
     With `beside_compute`, operations run beside kernels of the program and take few compute units, unless a call says otherwise; all ranks set the same.
+    `engine` is the kind of engines that operations use, such as "streams"; by default each uses the fastest of `Group.engines`.
     `label` names the group in the errors of this rank.
 
     Raises `Timeout` or `PeerLost` with the rank that is missing, `Mismatch`, `InvalidArgument`, `Unavailable` with what to install.
     """
     native = _native.Group.open(
         hub=hub, rank=rank, ranks=ranks, secret=secret, backend=backend, network=network, device=device, timeout=timeout,
-        start_timeout=start_timeout, strict=strict, beside_compute=beside_compute, label=label,
+        start_timeout=start_timeout, strict=strict, beside_compute=beside_compute, engine=engine, label=label,
     )  # fmt: skip
     return Group(native)
 

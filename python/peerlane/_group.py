@@ -172,6 +172,7 @@ class Group:
     backend: str = property(lambda self: self._native.backend, doc='The backend inside a node, such as "host" or "cuda".')
     device: int | None = property(lambda self: self._native.device, doc="The number of this rank's GPU, or None.")
     selection: str = property(lambda self: self._native.selection, doc="Which backends and which GPU are used, and why.")
+    engines: list[str] = property(lambda self: self._native.engines, doc="The kinds of engines that all ranks offer.")
 
     def __repr__(self) -> str:
         return f"<peerlane.Group: rank {self.rank} of {self.size}, {self.selection}>"
@@ -240,7 +241,7 @@ class Group:
     def prepare(self, collective: str, dtype: Any, count: int | Sequence[int] | tuple[list[int], list[int]], *, root: int = 0,
                 reduction: str = "sum", algorithm: str | None = None, chunks: int | None = None, in_place: bool = False,
                 capturable: bool = False, resizable: bool = False, check_starts: bool = False, strict: bool = False,
-                beside_compute: bool | None = None, timeout: float | None = None, input: tuple[Window, int] | None = None,
+                beside_compute: bool | None = None, engine: str | None = None, timeout: float | None = None, input: tuple[Window, int] | None = None,
                 output: tuple[Window, int] | None = None, matrix: tuple[int, str] | None = None, label: str | None = None) -> Operation:  # fmt: skip
         """Prepares an operation: plans and verifies it, and takes memory. Collective.
 
@@ -251,7 +252,7 @@ class Group:
         are matrices of that many rows, of which each block is a range of columns. `label`, equal on all ranks, names the operation in errors.
 
         With `beside_compute`, the operation runs beside kernels of the program and takes few compute units, even if it is slower on an idle GPU; None is the
-        setting of the group.
+        setting of the group. `engine` is the kind of engines, one of `engines`, instead of that of the group or the fastest one; `report` names the kind that runs.
 
         With `capturable`, starts can be recorded into graphs. All replays of such graphs must be complete before the operation is dropped or the group is
         closed. During a replay, the host must not access the memory of the operation. Nothing checks this, and memory that is used elsewhere is overwritten
@@ -267,7 +268,7 @@ class Group:
         native = self._calls.arena.settled().prepare(
             collective, dtype, counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
             in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict,
-            beside_compute=beside_compute, timeout=timeout, input=input and (input[0]._native, input[1]),
+            beside_compute=beside_compute, engine=engine, timeout=timeout, input=input and (input[0]._native, input[1]),
             output=output and (output[0]._native, output[1]), matrix=matrix, label=label,
         )  # fmt: skip
         return Operation(native)

@@ -121,6 +121,7 @@ class Group:
         start_timeout: float | None = None,
         strict: bool = False,
         beside_compute: bool = False,
+        engine: str | None = None,
         label: str | None = None,
     ) -> Group: ...
     @property
@@ -133,6 +134,9 @@ class Group:
     def device(self) -> int | None: ...
     @property
     def selection(self) -> str: ...
+    @property
+    def engines(self) -> list[str]:
+        """The kinds of engines that all ranks offer, the preferred one first."""
     @property
     def beside_compute(self) -> bool:
         """Whether operations run beside kernels of the caller, unless they say otherwise."""
@@ -169,6 +173,7 @@ class Group:
         check_starts: bool = False,
         strict: bool = False,
         beside_compute: bool | None = None,
+        engine: str | None = None,
         timeout: float | None = None,
         input: tuple[Window, int] | None = None,
         output: tuple[Window, int] | None = None,

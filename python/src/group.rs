@@ -40,6 +40,9 @@ pub(crate) struct Group {
     /// Which backends and which GPU the group uses, and why.
     #[pyo3(get)]
     selection: String,
+    /// The kinds of engines that all ranks offer, the preferred one first.
+    #[pyo3(get)]
+    engines: Vec<String>,
     /// Whether operations run beside kernels of the caller, unless they say otherwise.
     #[pyo3(get)]
     beside_compute: bool,
@@ -79,11 +82,14 @@ impl Inner {
 impl Group {
     fn new(group: peerlane::Group, beside_compute: bool) -> Result<Self, Error> {
         let selection = group.selection();
+        let engines = group.engines().iter().map(|kind| kind.name().to_owned()).collect();
+
         Ok(Self {
             end: group.end()?,
             rank: group.rank().0,
             ranks: group.ranks(),
             selection: selection.to_string(),
+            engines,
             beside_compute,
             backend: selection.local,
             device: selection.device,
@@ -257,7 +263,7 @@ impl Group {
     /// Opens a group of the launcher, or of the ranks that join a hub. Collective.
     #[staticmethod]
     #[pyo3(signature = (*, hub=None, rank=None, ranks=None, secret=None, backend=None, network=None, device=None, timeout=None,
-                        start_timeout=None, strict=None, beside_compute=None, label=None))]
+                        start_timeout=None, strict=None, beside_compute=None, engine=None, label=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn open(
         py: Python<'_>,
@@ -272,6 +278,7 @@ impl Group {
         start_timeout: Option<&Bound<'_, PyAny>>,
         strict: Option<&Bound<'_, PyAny>>,
         beside_compute: Option<&Bound<'_, PyAny>>,
+        engine: Option<&Bound<'_, PyAny>>,
         label: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let hub: Option<HubArgument> = hub
@@ -298,6 +305,9 @@ impl Group {
         }
         if let Some(device) = device {
             options = options.device(device);
+        }
+        if let Some(engine) = text_if_any("engine", engine)? {
+            group = group.engine(engine);
         }
         if let Some(label) = text_if_any("label", label)? {
             group = group.label(label);
@@ -590,8 +600,8 @@ impl Group {
 
     /// Prepares an operation.
     #[pyo3(signature = (collective, dtype, lens, *, root=None, reduction=None, algorithm=None, chunks=None, in_place=None,
-                        capturable=None, resizable=None, check_starts=None, strict=None, beside_compute=None, timeout=None,
-                        input=None, output=None, matrix=None, label=None))]
+                        capturable=None, resizable=None, check_starts=None, strict=None, beside_compute=None, engine=None,
+                        timeout=None, input=None, output=None, matrix=None, label=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare(
         slf: &Bound<'_, Self>,
@@ -608,6 +618,7 @@ impl Group {
         check_starts: Option<&Bound<'_, PyAny>>,
         strict: Option<&Bound<'_, PyAny>>,
         beside_compute: Option<&Bound<'_, PyAny>>,
+        engine: Option<&Bound<'_, PyAny>>,
         timeout: Option<&Bound<'_, PyAny>>,
         input: Option<&Bound<'_, PyAny>>,
         output: Option<&Bound<'_, PyAny>>,
@@ -642,6 +653,7 @@ impl Group {
             request.check_starts = flag("check_starts", check_starts)?;
             request.strict = flag("strict", strict)?;
             request.beside_compute = flag_if_any("beside_compute", beside_compute)?;
+            request.engine = text_if_any("engine", engine)?;
             request.label = text_if_any("label", label)?;
             request.timeout = seconds("timeout", timeout)?;
             request.input = place("input", input)?;
