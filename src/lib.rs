@@ -1,9 +1,11 @@
-//! Peerlane runs collectives on copy engines and network adapters, so that all compute units stay free for kernels.
+//! Peerlane runs collectives on copy engines and network adapters, so that all compute units stay
+//! free for kernels.
 //!
-//! A [`Group`] connects ranks over a fabric: [`host`] for threads and processes of one machine, and NVLink, XGMI and RDMA with
-//! the features `cuda`, `rocm` and `rdma`. [`from_env`] joins the ranks of a launcher such as
-//! torchrun and chooses the fabrics; [`open`](mod@open) says how. A group prepares [operations](Operation) such as
-//! all-gathers. An operation runs a plan, which is data and is verified before a byte moves.
+//! A [`Group`] connects ranks over a fabric: [`host`] for threads and processes of one machine, and
+//! NVLink, XGMI and RDMA with the features `cuda`, `rocm` and `rdma`. [`from_env`] joins the ranks
+//! of a launcher such as torchrun and chooses the fabrics; [`open`](mod@open) says how. A group
+//! prepares [operations](Operation) such as all-gathers. An operation runs a plan, which is data
+//! and is verified before a byte moves.
 //!
 //! ```
 //! # #[cfg(feature = "host")]
@@ -34,7 +36,8 @@
 //! | write an algorithm or a runtime on the hardware traits | [`hal::for_algorithm_authors`] |
 //! | support another accelerator | [`hal::for_backend_authors`] |
 //!
-//! Features only add backends and conversions. Vendor libraries are loaded at run time; a missing one is an error that names it.
+//! Features only add backends and conversions. Vendor libraries are loaded at run time; a missing
+//! one is an error that names it.
 
 #[cfg(feature = "cudarc")]
 mod interop;

@@ -1,6 +1,7 @@
 //! Opens CUDA devices for a fabric and checks peer access between GPUs.
 //!
-//! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of the CUDA driver.
+//! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of the
+//! CUDA driver.
 
 use std::sync::Arc;
 
@@ -17,22 +18,24 @@ use crate::engine::{Engine, EngineSetup, SelfCopy, SignalBy, probe_signal};
 use crate::error::Error;
 use crate::sys;
 
-/// The options of a CUDA fabric, such as its device and how signals reach peers. The defaults are the
-/// fastest that work.
+/// The options of a CUDA fabric, such as its device and how signals reach peers. The defaults are
+/// the fastest that work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// The ordinal of the device among those that are visible to this process.
     pub device: u32,
-    /// Whether a slower fallback, such as copies through host memory, is an error. The fallbacks are
-    /// memory without a descriptor on a device that reports descriptors, and staging through host
-    /// memory between devices without peer access.
+    /// Whether a slower fallback, such as copies through host memory, is an error. The fallbacks
+    /// are memory without a descriptor on a device that reports descriptors, and staging through
+    /// host memory between devices without peer access.
     pub strict: bool,
-    /// The method by which the engine writes the flags of peers; `None` chooses the method by a test.
+    /// The method by which the engine writes the flags of peers; `None` chooses the method by a
+    /// test.
     pub signal: Option<SignalBy>,
     /// The method by which a rank copies its own block to its own output.
     pub self_copy: SelfCopy,
-    /// The largest number of blocks of 512 threads that run a reduction; `None` takes one for each multiprocessor. With fewer, more
-    /// compute units stay free, and reductions take longer (docs/perf/cuda-additions.md).
+    /// The largest number of blocks of 512 threads that run a reduction; `None` takes one for each
+    /// multiprocessor. With fewer, more compute units stay free, and reductions take longer
+    /// (docs/perf/cuda-additions.md).
     pub reduce_blocks: Option<u32>,
 }
 
@@ -53,7 +56,8 @@ impl PeerOptions for Options {
 /// A fabric that connects the GPU of one rank with the GPUs of other ranks on the same host.
 pub type Fabric = peers::Fabric<Context>;
 
-// SAFETY: the device id and the engine are those of the context; `try_signal` probes with the word of the flag, by the toolkit.
+// SAFETY: the device id and the engine are those of the context; `try_signal` probes with the word
+// of the flag, by the toolkit.
 unsafe impl PeerDevice for Context {
     type DeviceInfo = Device;
     type Options = Options;

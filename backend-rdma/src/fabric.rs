@@ -29,10 +29,10 @@ impl Fabric {
     /// Opens the fabric as `rank` of `ranks` on the first device that has an active port.
     ///
     /// # Errors
-    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): there is no library, no device, no active port,
-    /// no address that other hosts reach, or no permission;
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): the rank, port or address does not
-    /// exist.
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): there is no library, no device, no
+    /// active port, no address that other hosts reach, or no permission;
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): the rank, port or address
+    /// does not exist.
     pub fn open(rank: Rank, ranks: usize) -> Result<Self, Error> {
         Self::open_with(rank, ranks, Options::default())
     }
@@ -47,6 +47,7 @@ impl Fabric {
                 "rank is {rank}, expected less than the number of ranks, {ranks}"
             )));
         }
+
         options.check()?;
         let nics = open_nics(&options)?;
         let ips = service_ips(&options, &nics[0].port);
@@ -64,7 +65,9 @@ impl Fabric {
             host: host.trim().to_owned(),
             device,
         };
+
         let memory = Memory { connections: Arc::new(Connections::new(service, resources)) };
+
         Ok(Self { memory, address: address.encode(), connected: vec![None; ranks] })
     }
 
@@ -95,9 +98,11 @@ fn open_nics(options: &Options) -> Result<Arc<[Nic]>, Error> {
     std::iter::once(first).chain(further).collect()
 }
 
-/// Returns the IP addresses of which the first that this process can listen at is that of the TCP service.
+/// Returns the IP addresses of which the first that this process can listen at is that of the TCP
+/// service.
 ///
-/// With RoCE, it is by default the address of the port, which can belong to another network namespace.
+/// With RoCE, it is by default the address of the port, which can belong to another network
+/// namespace.
 fn service_ips(options: &Options, port: &OpenPort) -> Vec<IpAddr> {
     if let Some(ip) = options.service_ip {
         return vec![ip];
@@ -144,9 +149,11 @@ unsafe impl FabricTrait for Fabric {
                 "peer is {peer}, expected less than the number of ranks, {ranks}"
             )));
         }
+
         if self.connected[peer.index()].as_deref() == Some(address) {
             return Ok(());
         }
+
         let bytes = address;
         let address = Address::decode(peer, address)?;
         if address.ranks as usize != ranks {
@@ -155,6 +162,7 @@ unsafe impl FabricTrait for Fabric {
                 address.ranks
             )));
         }
+
         let connected = if peer != rank {
             Peer::Other(Arc::new(Control::open(rank, &address, deadline)?))
         } else if address.tokens == tokens {
@@ -164,8 +172,10 @@ unsafe impl FabricTrait for Fabric {
                 "rank {peer} is this one, and the address is of another fabric that it opened"
             )));
         };
+
         self.memory.connections.add(peer, connected);
         self.connected[peer.index()] = Some(bytes.to_vec());
+
         Ok(())
     }
 

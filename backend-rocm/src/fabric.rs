@@ -1,6 +1,7 @@
 //! Opens AMD GPUs for a fabric and checks peer access between GPUs.
 //!
-//! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of HIP.
+//! The fabric itself is `peerlane_toolkit::peers`. This file holds the queries that it makes of
+//! HIP.
 
 use std::sync::Arc;
 
@@ -22,11 +23,12 @@ use crate::sys::hip::hipError_t;
 pub struct Options {
     /// The ordinal of the device among those that are visible to this process.
     pub device: u32,
-    /// Whether a slower fallback, such as copies through host memory, is an error. The fallbacks are
-    /// memory without a descriptor on a device that reports descriptors, and staging through host
-    /// memory between devices without peer access.
+    /// Whether a slower fallback, such as copies through host memory, is an error. The fallbacks
+    /// are memory without a descriptor on a device that reports descriptors, and staging through
+    /// host memory between devices without peer access.
     pub strict: bool,
-    /// The method by which the engine writes the flags of peers; `None` chooses the method by a test.
+    /// The method by which the engine writes the flags of peers; `None` chooses the method by a
+    /// test.
     pub signal: Option<SignalBy>,
     /// The method by which a rank copies its own block to its own output.
     pub self_copy: SelfCopy,
@@ -51,7 +53,8 @@ impl PeerOptions for Options {
 /// A fabric that connects the GPU of one rank with the GPUs of other ranks on the same host.
 pub type Fabric = peers::Fabric<Context>;
 
-// SAFETY: the device id and the engine are those of the context; `try_signal` probes with the word of the flag, by the toolkit.
+// SAFETY: the device id and the engine are those of the context; `try_signal` probes with the word
+// of the flag, by the toolkit.
 unsafe impl PeerDevice for Context {
     type DeviceInfo = Device;
     type Options = Options;
@@ -75,6 +78,7 @@ unsafe impl PeerDevice for Context {
         let Some(other) = find_device(self.hip, &other.uuid)? else {
             return Ok(Reachability::NotVisible);
         };
+
         let to = link_between(self.hip, &self.info, &other)?;
         let from = link_between(self.hip, &other, &self.info)?;
         Ok(match to {

@@ -1,10 +1,10 @@
-//! The report of an operation as JSON.
+//! Writes the report of an operation as JSON.
 
 use peerlane::group::Report;
 use peerlane::planning::Form;
 use serde_json::{Value, json};
 
-/// The fields are those of the JSON lines of the program `peerlane`.
+/// Returns the report as JSON, with the fields of the JSON lines of the program `peerlane`.
 pub(crate) fn json(report: &Report) -> Value {
     let lanes = report.lanes.iter().map(|lane| {
         json!({
@@ -12,14 +12,17 @@ pub(crate) fn json(report: &Report) -> Value {
             "queued_waits": lane.queued_waits, "polled": lane.polled,
         })
     });
+
     let tiers = report.tiers.iter().map(|tier| {
         json!({
             "tier": tier.tier.to_string(), "put_bytes": tier.put_bytes, "got_bytes": tier.got_bytes,
             "own_bytes": tier.own_bytes, "compute_bytes": tier.compute_bytes,
         })
     });
+
     let choice = &report.choice;
     let refused = choice.refused_engines.iter().map(|(kind, why)| format!("{kind}: {why}"));
+
     json!({
         "kind": choice.engine, "form": choice.form.map(Form::name), "refused_kinds": refused.collect::<Vec<_>>(),
         "collective": report.collective.to_string(), "algorithm": report.algorithm.to_string(), "ranks": report.ranks,

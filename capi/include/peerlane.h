@@ -26,7 +26,8 @@
 #define PEERLANE_AS_PREPARED SIZE_MAX
 
 
-// The version of the header, which options contain. It changes if a program must be compiled again.
+// The version of the header, which options contain. It changes if a program must be compiled
+// again.
 #define PEERLANE_HEADER_VERSION 4
 
 // The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which `peerlane_error_text` describes.
@@ -175,13 +176,13 @@ typedef struct {
   // Whether operations run beside kernels of the program, and so take few compute units, unless
   // their own options say otherwise. All ranks set the same.
   bool beside_compute;
-  // The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the launcher's environment;
-  // `rank` and `secret` then have no effect.
+  // The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the
+  // launcher's environment; `rank` and `secret` then have no effect.
   const char *hub;
   // The rank of this process, from 0.
   uint32_t rank;
-  // The number of ranks. Without a hub it is the expected number, and another one in the environment is an error; 0 expects
-  // none.
+  // The number of ranks. Without a hub it is the expected number, and another one in the
+  // environment is an error; 0 expects none.
   uint32_t ranks;
   // The secret of the job, of at least 16 bytes; NULL if the hub is on this host.
   const char *secret;
@@ -333,15 +334,17 @@ peerlane_status peerlane_channel_destroy(peerlane_channel *channel);
 
 // Opens a group. Collective: all ranks call it.
 //
-// On success `*group` is a handle that `peerlane_group_close` or `peerlane_group_destroy` must get. Calls with the same group from
-// several threads take turns. `options` may be NULL, which means `PEERLANE_GROUP_OPTIONS_INIT`.
+// On success `*group` is a handle that `peerlane_group_close` or `peerlane_group_destroy` must
+// get. Calls with the same group from several threads take turns. `options` may be NULL, which
+// means `PEERLANE_GROUP_OPTIONS_INIT`.
 //
 // # Safety
-// `options` and `group` are NULL or point to such objects. The strings of the options are NULL or end in zero.
-peerlane_status peerlane_group_open(const peerlane_group_options *options,
-                                    peerlane_group **group);
+// `options` and `group` are NULL or point to such objects. The strings of the options are NULL or
+// end in zero.
+peerlane_status peerlane_group_open(const peerlane_group_options *options, peerlane_group **group);
 
-// Opens a hub at an address such as `"127.0.0.1:0"`, through which `ranks` ranks open a group. It must stay open as long as the group.
+// Opens a hub at an address such as `"127.0.0.1:0"`, through which `ranks` ranks open a group. It
+// must stay open as long as the group.
 //
 // `secret` has at least 16 bytes, or is NULL for an address of this host only.
 //
@@ -352,37 +355,38 @@ peerlane_status peerlane_hub_open(const char *address,
                                   const char *secret,
                                   peerlane_hub **hub);
 
-// Writes the address of a hub, such as `127.0.0.1:40123`, to `buffer`, as `peerlane_group_selection` writes its text.
+// Writes the address of a hub, such as `127.0.0.1:40123`, to `buffer`, as
+// `peerlane_group_selection` writes its text.
 //
 // # Safety
 // `buffer` is NULL or has `size` bytes.
-peerlane_status peerlane_hub_address(const peerlane_hub *hub,
-                                     char *buffer,
-                                     size_t size);
+peerlane_status peerlane_hub_address(const peerlane_hub *hub, char *buffer, size_t size);
 
 // Closes a hub. Groups that were opened through it end.
 peerlane_status peerlane_hub_close(peerlane_hub *hub);
 
-// Writes the rank of this process to `rank` and the number of ranks to `ranks`; either may be NULL.
+// Writes the rank of this process to `rank` and the number of ranks to `ranks`; either may be
+// NULL.
 //
 // # Safety
 // `rank` and `ranks` are NULL or point to numbers.
 peerlane_status peerlane_group_rank(const peerlane_group *group, uint32_t *rank, uint32_t *ranks);
 
-// Writes which backends and which GPU the group uses, and why, to `buffer`, as text that ends in zero.
+// Writes which backends and which GPU the group uses, and why, to `buffer`, as text that ends in
+// zero.
 //
-// If it does not fit into `size` bytes, the call fails, and `peerlane_error_needed_bytes` returns how many are needed.
+// If it does not fit into `size` bytes, the call fails, and `peerlane_error_needed_bytes` returns
+// how many are needed.
 //
 // # Safety
 // `buffer` is NULL or has `size` bytes.
-peerlane_status peerlane_group_selection(const peerlane_group *group,
-                                         char *buffer,
-                                         size_t size);
+peerlane_status peerlane_group_selection(const peerlane_group *group, char *buffer, size_t size);
 
 // Waits until all ranks have called it. Collective.
 peerlane_status peerlane_group_barrier(peerlane_group *group);
 
-// Returns the error with which the group has ended, or `PEERLANE_STATUS_OK`. It does not wait, also while another thread uses the group.
+// Returns the error that has ended the group, or `PEERLANE_STATUS_OK`. It does not wait,
+// also while another thread uses the group.
 peerlane_status peerlane_group_check(const peerlane_group *group);
 
 // Forms groups of the ranks that give the same color, ordered by key and then by rank. Collective.
@@ -396,7 +400,8 @@ peerlane_status peerlane_group_split(peerlane_group *group,
                                      int64_t key,
                                      peerlane_group **part);
 
-// Forms a group of `count` ranks, in the order of the list. Collective for all ranks of `group`; each gives the list of its own group.
+// Forms a group of `count` ranks, in the order of the list. Collective for all ranks of `group`;
+// each gives the list of its own group.
 //
 // # Safety
 // `ranks` is NULL or has `count` numbers; `part` is NULL or points to a handle.
@@ -405,19 +410,22 @@ peerlane_status peerlane_group_subgroup(peerlane_group *group,
                                         size_t count,
                                         peerlane_group **part);
 
-// Opens a group of the remaining ranks after `group` has ended because a rank was lost. Every remaining rank calls it.
+// Opens a group of the remaining ranks after `group` has ended because a rank was lost. Every
+// remaining rank calls it.
 //
 // # Safety
 // `rest` is NULL or points to a handle.
-peerlane_status peerlane_group_shrink(peerlane_group *group,
-                                      peerlane_group **rest);
+peerlane_status peerlane_group_shrink(peerlane_group *group, peerlane_group **rest);
 
-// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations and channels of the group first.
+// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations and
+// channels of the group first.
 //
-// The handles of its windows are destroyed, too: the memory of `peerlane_window_allocate` must not be used after the call.
+// The handles of its windows are destroyed, too: the memory of `peerlane_window_allocate` must not
+// be used after the call.
 peerlane_status peerlane_group_close(peerlane_group *group);
 
-// Destroys a group and the handles of its windows without the other ranks. Unless the group has ended, they lose this rank.
+// Destroys a group and the handles of its windows without the other ranks. Unless the group has
+// ended, they lose this rank.
 peerlane_status peerlane_group_destroy(peerlane_group *group);
 
 // Prepares an operation: plans and verifies it, and takes memory. Collective.

@@ -45,13 +45,13 @@ pub struct GroupOptions {
     /// Whether operations run beside kernels of the program, and so take few compute units, unless
     /// their own options say otherwise. All ranks set the same.
     pub beside_compute: bool,
-    /// The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the launcher's environment;
-    /// `rank` and `secret` then have no effect.
+    /// The address of a hub, such as `"10.0.0.1:29501"`. NULL takes rank, size and address from the
+    /// launcher's environment; `rank` and `secret` then have no effect.
     pub hub: *const c_char,
     /// The rank of this process, from 0.
     pub rank: u32,
-    /// The number of ranks. Without a hub it is the expected number, and another one in the environment is an error; 0 expects
-    /// none.
+    /// The number of ranks. Without a hub it is the expected number, and another one in the
+    /// environment is an error; 0 expects none.
     pub ranks: u32,
     /// The secret of the job, of at least 16 bytes; NULL if the hub is on this host.
     pub secret: *const c_char,
@@ -69,7 +69,8 @@ pub(crate) struct GroupObject {
     rank: u32,
     ranks: u32,
     selection: String,
-    /// The windows whose handles were destroyed. Peers may write to their memory until the group is closed.
+    /// The windows whose handles were destroyed. Peers may write to their memory until the group is
+    /// closed.
     windows: Mutex<Vec<Window<u8>>>,
 }
 
@@ -87,8 +88,8 @@ impl GroupObject {
         body(group)
     }
 
-    /// Makes a collective call that exchanges messages, after its arguments were checked. If they are refused, so that this rank does
-    /// not make the call, the other ranks learn of it.
+    /// Makes a collective call that exchanges messages, after its arguments were checked. If they
+    /// are refused, so that this rank does not make the call, the other ranks learn of it.
     pub(crate) fn collective<A, R>(
         &self,
         arguments: impl FnOnce(&Group) -> Result<A, Failure>,
@@ -110,7 +111,7 @@ impl GroupObject {
 ///
 /// # Safety
 /// `to` is valid for writes.
-unsafe fn give(group: Group, to: *mut *mut GroupHandle) -> Result<(), Failure> {
+unsafe fn give_group(group: Group, to: *mut *mut GroupHandle) -> Result<(), Failure> {
     let object = GroupObject {
         end: group.end()?,
         rank: group.rank().0,
@@ -131,7 +132,8 @@ pub(crate) unsafe fn text<'t>(text: *const c_char, name: &str) -> Result<Option<
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: it is not NULL, and the contract of this function says that it ends in zero and stays unchanged.
+    // SAFETY: it is not NULL, and the contract of this function says that it ends in zero and stays
+    // unchanged.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map(Some).map_err(|_| Failure::argument(format!("{name} is not UTF-8")))
 }
@@ -148,11 +150,13 @@ pub(crate) fn check_header(version: u32) -> Result<(), Failure> {
 
 /// Opens a group. Collective: all ranks call it.
 ///
-/// On success `*group` is a handle that `peerlane_group_close` or `peerlane_group_destroy` must get. Calls with the same group from
-/// several threads take turns. `options` may be NULL, which means `PEERLANE_GROUP_OPTIONS_INIT`.
+/// On success `*group` is a handle that `peerlane_group_close` or `peerlane_group_destroy` must
+/// get. Calls with the same group from several threads take turns. `options` may be NULL, which
+/// means `PEERLANE_GROUP_OPTIONS_INIT`.
 ///
 /// # Safety
-/// `options` and `group` are NULL or point to such objects. The strings of the options are NULL or end in zero.
+/// `options` and `group` are NULL or point to such objects. The strings of the options are NULL or
+/// end in zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_group_open(
     options: *const GroupOptions,
@@ -163,12 +167,14 @@ pub unsafe extern "C" fn peerlane_group_open(
         unsafe { clear(group, "group") }?;
         // SAFETY: the contract of this function says that `options` is NULL or points to options.
         let opened = match unsafe { options.as_ref() } {
-            // SAFETY: the contract of this function covers the options, with the strings that they point to.
+            // SAFETY: the contract of this function covers the options, with the strings that they
+            // point to.
             Some(options) => unsafe { open(options) }?,
             None => OpenOptions::default().from_env()?,
         };
-        // SAFETY: the contract of this function says that `group` points to a handle; NULL has been refused.
-        unsafe { give(opened, group) }
+        // SAFETY: the contract of this function says that `group` points to a handle; NULL has been
+        // refused.
+        unsafe { give_group(opened, group) }
     })
 }
 
@@ -222,7 +228,8 @@ unsafe fn open(given: &GroupOptions) -> Result<Group, Failure> {
     Ok(options.open(TcpBootstrap::join(&environment, Deadline::after(start))?)?)
 }
 
-/// Opens a hub at an address such as `"127.0.0.1:0"`, through which `ranks` ranks open a group. It must stay open as long as the group.
+/// Opens a hub at an address such as `"127.0.0.1:0"`, through which `ranks` ranks open a group. It
+/// must stay open as long as the group.
 ///
 /// `secret` has at least 16 bytes, or is NULL for an address of this host only.
 ///
@@ -246,12 +253,14 @@ pub unsafe extern "C" fn peerlane_hub_open(
             options = options.secret(Secret::new(secret)?);
         }
         let bound = options.bind(address, ranks as usize)?;
-        // SAFETY: the contract of this function says that `hub` points to a handle; NULL has been refused.
+        // SAFETY: the contract of this function says that `hub` points to a handle; NULL has been
+        // refused.
         unsafe { HUBS.give(bound, hub) }
     })
 }
 
-/// Writes the address of a hub, such as `127.0.0.1:40123`, to `buffer`, as `peerlane_group_selection` writes its text.
+/// Writes the address of a hub, such as `127.0.0.1:40123`, to `buffer`, as
+/// `peerlane_group_selection` writes its text.
 ///
 /// # Safety
 /// `buffer` is NULL or has `size` bytes.
@@ -274,7 +283,8 @@ pub extern "C" fn peerlane_hub_close(hub: *mut HubHandle) -> Status {
     call(|| HUBS.remove(hub.addr()).map(drop))
 }
 
-/// Writes the rank of this process to `rank` and the number of ranks to `ranks`; either may be NULL.
+/// Writes the rank of this process to `rank` and the number of ranks to `ranks`; either may be
+/// NULL.
 ///
 /// # Safety
 /// `rank` and `ranks` are NULL or point to numbers.
@@ -288,7 +298,8 @@ pub unsafe extern "C" fn peerlane_group_rank(
         let object = GROUPS.get(group.addr())?;
         for (to, value) in [(rank, object.rank), (ranks, object.ranks)] {
             if !to.is_null() {
-                // SAFETY: it is not NULL, and the contract of this function says that it points to a number then.
+                // SAFETY: it is not NULL, and the contract of this function says that it points to
+                // a number then.
                 unsafe { to.write(value) };
             }
         }
@@ -296,9 +307,11 @@ pub unsafe extern "C" fn peerlane_group_rank(
     })
 }
 
-/// Writes which backends and which GPU the group uses, and why, to `buffer`, as text that ends in zero.
+/// Writes which backends and which GPU the group uses, and why, to `buffer`, as text that ends in
+/// zero.
 ///
-/// If it does not fit into `size` bytes, the call fails, and `peerlane_error_needed_bytes` returns how many are needed.
+/// If it does not fit into `size` bytes, the call fails, and `peerlane_error_needed_bytes` returns
+/// how many are needed.
 ///
 /// # Safety
 /// `buffer` is NULL or has `size` bytes.
@@ -321,7 +334,8 @@ pub extern "C" fn peerlane_group_barrier(group: *mut GroupHandle) -> Status {
     call(|| GROUPS.get(group.addr())?.with(|group| Ok(group.barrier()?)))
 }
 
-/// Returns the error with which the group has ended, or `PEERLANE_STATUS_OK`. It does not wait, also while another thread uses the group.
+/// Returns the error that has ended the group, or `PEERLANE_STATUS_OK`. It does not wait,
+/// also while another thread uses the group.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_group_check(group: *const GroupHandle) -> Status {
     call(|| Ok(GROUPS.get(group.addr())?.end.check()?))
@@ -355,12 +369,14 @@ pub unsafe extern "C" fn peerlane_group_split(
         let object = GROUPS.get(group.addr())?;
         let group = object.collective(color, |group, color| Ok(group.split(color, key)?))?;
         let Some(group) = group else { return Ok(()) };
-        // SAFETY: the contract of this function says that `part` points to a handle; NULL has been refused.
-        unsafe { give(group, part) }
+        // SAFETY: the contract of this function says that `part` points to a handle; NULL has been
+        // refused.
+        unsafe { give_group(group, part) }
     })
 }
 
-/// Forms a group of `count` ranks, in the order of the list. Collective for all ranks of `group`; each gives the list of its own group.
+/// Forms a group of `count` ranks, in the order of the list. Collective for all ranks of `group`;
+/// each gives the list of its own group.
 ///
 /// # Safety
 /// `ranks` is NULL or has `count` numbers; `part` is NULL or points to a handle.
@@ -386,17 +402,20 @@ pub unsafe extern "C" fn peerlane_group_subgroup(
                     object.ranks
                 )));
             }
-            // SAFETY: it is not NULL, and the contract of this function says that it has `count` numbers then.
+            // SAFETY: it is not NULL, and the contract of this function says that it has `count`
+            // numbers then.
             let ranks = unsafe { std::slice::from_raw_parts(ranks, count) };
             Ok(ranks.iter().copied().map(Rank).collect::<Vec<_>>())
         };
         let subgroup = object.collective(list, |group, ranks| Ok(group.subgroup(&ranks)?))?;
-        // SAFETY: the contract of this function says that `part` points to a handle; NULL has been refused.
-        unsafe { give(subgroup, part) }
+        // SAFETY: the contract of this function says that `part` points to a handle; NULL has been
+        // refused.
+        unsafe { give_group(subgroup, part) }
     })
 }
 
-/// Opens a group of the remaining ranks after `group` has ended because a rank was lost. Every remaining rank calls it.
+/// Opens a group of the remaining ranks after `group` has ended because a rank was lost. Every
+/// remaining rank calls it.
 ///
 /// # Safety
 /// `rest` is NULL or points to a handle.
@@ -409,14 +428,17 @@ pub unsafe extern "C" fn peerlane_group_shrink(
         // SAFETY: the contract of this function says that `rest` is NULL or points to a handle.
         unsafe { clear(rest, "rest") }?;
         let remaining = GROUPS.get(group.addr())?.with(|group| Ok(group.shrink()?))?;
-        // SAFETY: the contract of this function says that `rest` points to a handle; NULL has been refused.
-        unsafe { give(remaining, rest) }
+        // SAFETY: the contract of this function says that `rest` points to a handle; NULL has been
+        // refused.
+        unsafe { give_group(remaining, rest) }
     })
 }
 
-/// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations and channels of the group first.
+/// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations and
+/// channels of the group first.
 ///
-/// The handles of its windows are destroyed, too: the memory of `peerlane_window_allocate` must not be used after the call.
+/// The handles of its windows are destroyed, too: the memory of `peerlane_window_allocate` must not
+/// be used after the call.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_group_close(group: *mut GroupHandle) -> Status {
     call(|| {
@@ -428,7 +450,8 @@ pub extern "C" fn peerlane_group_close(group: *mut GroupHandle) -> Status {
     })
 }
 
-/// Destroys a group and the handles of its windows without the other ranks. Unless the group has ended, they lose this rank.
+/// Destroys a group and the handles of its windows without the other ranks. Unless the group has
+/// ended, they lose this rank.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_group_destroy(group: *mut GroupHandle) -> Status {
     call(|| {

@@ -1,4 +1,5 @@
-//! The C library of Peerlane. `include/peerlane.h` is generated from this crate, with its documentation.
+//! The C library of Peerlane. `include/peerlane.h` is generated from this crate, with its
+//! documentation.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -23,7 +24,8 @@ use std::time::Duration;
 use peerlane::{Error, ErrorKind};
 use status::Failure;
 
-/// The version of the header, which options contain. It changes if a program must be compiled again.
+/// The version of the header, which options contain. It changes if a program must be compiled
+/// again.
 pub const HEADER_VERSION: u32 = 4;
 
 /// Returns the version of the library, such as `0.1.0`. The text is constant.
@@ -33,8 +35,8 @@ pub extern "C" fn peerlane_version() -> *const c_char {
     CStr::from_bytes_until_nul(VERSION.as_bytes()).unwrap_or_default().as_ptr()
 }
 
-/// Converts a number of milliseconds that the caller gives. Refuses those that a negative number becomes, so that the time left until
-/// a deadline that has passed is not a wait without end.
+/// Converts a number of milliseconds that the caller gives. Refuses those that a negative number
+/// becomes, so that the time left until a deadline that has passed is not a wait without end.
 fn milliseconds(name: &str, value: u64) -> Result<Duration, Error> {
     let signed = value.cast_signed();
     if signed >= 0 {
@@ -58,8 +60,9 @@ unsafe fn text_into(text: &str, buffer: *mut c_char, size: usize) -> Result<(), 
     }
 
     let buffer = buffer.cast::<u8>();
-    // SAFETY: `text.len() < size`, and the contract of this function says that `size` bytes are valid for writes. The text is memory
-    // of the library, which does not overlap with a buffer of the caller.
+    // SAFETY: `text.len() < size`, and the contract of this function says that `size` bytes are
+    // valid for writes. The text is memory of the library, which does not overlap with a buffer of
+    // the caller.
     unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len()) };
     // SAFETY: `text.len() < size`, so this is the place behind the text in the buffer.
     unsafe { buffer.wrapping_add(text.len()).write(0) };

@@ -1,4 +1,4 @@
-//! Reads calibration files, and describes the machine for which a calibration is valid.
+//! Reads calibration files, and describes the machine on which a calibration is valid.
 
 use std::path::Path;
 
@@ -22,12 +22,14 @@ pub(crate) fn load(path: &Path, expected: Option<&Key>) -> Result<Calibration> {
     for links in calibration.links() {
         links.check().map_err(|error| Failure::usage(format!("{what}: {error}")))?;
     }
+
     if let Some(expected) = expected {
         calibration
             .key
             .check(expected)
             .map_err(|error| Failure::usage(format!("{what}: {error}")))?;
     }
+
     Ok(calibration)
 }
 

@@ -1,8 +1,9 @@
 //! Tests the commands with random options and files, in the process of the test.
 //!
-//! The commands and their options are those of the program's own parser, so a new option is tested without a change here. Commands
-//! that start ranks are parsed and checked, but not run. Each input ends with a result or with an error, and never with a panic.
-//! `PEERLANE_RANDOM_INPUTS` sets the number of random inputs, which is small by default.
+//! The commands and their options are those of the program's own parser, so a new option is tested
+//! without a change here. Commands that start ranks are parsed and checked, but not run. Each input
+//! ends with a result or with an error, and never with a panic. `PEERLANE_RANDOM_INPUTS` sets the
+//! number of random inputs, which is small by default.
 
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -109,7 +110,8 @@ impl Drop for Folder {
 /// Returns the text of the error of a command line, or `None` for a success.
 ///
 /// # Panics
-/// If the command panics, or its error is not printable. The message has the words of the command line.
+/// If the command panics, or its error is not printable. The message has the words of the command
+/// line.
 fn outcome(words: &[String], rng_state: u64) -> Option<String> {
     let all: Vec<OsString> =
         [&"peerlane".to_owned()].into_iter().chain(words).map(Into::into).collect();
@@ -127,6 +129,7 @@ fn outcome(words: &[String], rng_state: u64) -> Option<String> {
 
 /// Runs a command, or for one that starts ranks, what it does before.
 fn execute(command: Command) -> crate::error::Result<()> {
+    // What would start ranks is only checked.
     match command {
         Command::Plan(_) | Command::PlanBuffers(_) | Command::Simulate(_) | Command::Explain(_) => {
             run(command)
@@ -219,7 +222,7 @@ fn is_long_run() -> bool {
     env::var_os(VARIABLE).is_some()
 }
 
-/// A file of each kind that a command reads, with its name.
+/// Returns a file of each kind that a command reads, with its name.
 fn valid_files() -> [(&'static str, String); 6] {
     let topology: Topology = "2+1".parse().unwrap();
     let shape = Shape { chunks: 2, tiers: true, ..Shape::default() };
@@ -243,10 +246,12 @@ fn valid_files() -> [(&'static str, String); 6] {
             "predicted_us": 3.0, "fitted": true,
         })
     };
+
     let check = serde_json::json!({
         "machine": "m", "backend": "host", "topology": "1x2", "points": [point(64), point(1 << 20)], "choices": [],
         "good_share": 1.0, "worst_choice": 0.0,
     });
+
     [
         ("plan.txt", text),
         ("plan.json", serde_json::to_string_pretty(&plans[..2]).unwrap()),
@@ -301,6 +306,7 @@ fn mutated(text: &str, rng: &mut Rng) -> Vec<u8> {
             }
         }
     }
+
     bytes
 }
 
@@ -351,6 +357,7 @@ fn random_lines_end_without_a_panic() {
     let folder = Folder::new("lines");
     let buffers = folder.file("buffers.json", &valid_files()[4].1);
     let commands = commands();
+
     for seed in 0..rounds(300) {
         let mut rng = Rng::with_seed(seed);
         let command = &commands[rng.usize(..commands.len())];

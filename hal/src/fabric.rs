@@ -85,8 +85,8 @@ pub struct EngineOffer {
     /// The time in seconds that each start takes longer than the links explain, such as that of a
     /// thread that drives the engine.
     pub start_seconds: f64,
-    /// The number of blocks of threads that the copies of one engine occupy on the compute units, or
-    /// 0 if only copy engines, NICs or processors copy between devices.
+    /// The number of blocks of threads that the copies of one engine occupy on the compute units,
+    /// or 0 if only copy engines, NICs or processors copy between devices.
     pub copy_blocks: u32,
     /// The largest number of blocks of threads that all engines of one operation may have, because
     /// they wait for each other and must run at the same time; `u32::MAX` for no limit.
@@ -119,7 +119,8 @@ pub struct EngineRequirements {
     /// The name of the kind among those that the fabric [offers](Fabric::offers), or `None` for the
     /// first one that has what is required.
     pub kind: Option<&'static str>,
-    /// Whether the engine must support [streams](crate::CopyEngine::streams) and graphs, if the backend has them.
+    /// Whether the engine must support [streams](crate::CopyEngine::streams) and graphs, if the
+    /// backend has them.
     pub streams: bool,
     /// Which engines of a rank a thread that polls several of them moves first.
     pub priority: Priority,
@@ -184,8 +185,9 @@ impl Default for EngineRequirements {
 
 /// The connections of one rank to its peers, with the memory and the engines to reach them.
 ///
-/// First [`connect`](Self::connect) all peers, then import their regions and create engines. An engine reaches the peers that
-/// were connected before it was created. A fabric whose only rank connects to itself:
+/// First [`connect`](Self::connect) all peers, then import their regions and create engines. An
+/// engine reaches the peers that were connected before it was created. A fabric whose only rank
+/// connects to itself:
 ///
 /// ```
 /// use std::time::Duration;
@@ -208,7 +210,8 @@ impl Default for EngineRequirements {
 ///     src: At { region: &local, offset: 0 },
 ///     bytes: 4,
 /// };
-/// // SAFETY: both ranges are in bounds and disjoint, and the regions live until the put is complete.
+/// // SAFETY: both ranges are in bounds and disjoint, and the regions live until the put is
+/// // complete.
 /// let ticket = unsafe { engine.submit(&[put]) }?;
 /// while engine.completed()? < ticket {
 ///     engine.park(soon.remaining())?;
@@ -219,8 +222,8 @@ impl Default for EngineRequirements {
 /// ```
 ///
 /// # Safety
-/// The rank never changes. Engines reach regions of this fabric's memory, of this rank and of connected peers, under the
-/// contract of their own traits.
+/// The rank never changes. Engines reach regions of this fabric's memory, of this rank and of
+/// connected peers, under the contract of their own traits.
 pub unsafe trait Fabric: Send + Sync + 'static {
     /// The error type of the backend.
     type Error: Error;
@@ -236,21 +239,22 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     /// Returns the number of the backend that implements the fabric.
     fn backend(&self) -> BackendId;
 
-    /// Returns the rank in the group for which the fabric was opened.
+    /// Returns the rank of the fabric in its group.
     fn rank(&self) -> Rank;
 
     /// Returns the object that registers, exports and imports memory regions.
     fn memory(&self) -> &Self::Memory;
 
-    /// Returns the address bytes that peers need to connect to this rank. The caller sends them to the peers.
+    /// Returns the address bytes that peers need to connect to this rank. The caller sends them to
+    /// the peers.
     fn address(&self) -> Vec<u8>;
 
     /// Connects this rank to a peer or to itself.
     ///
     /// # Errors
     /// [`PeerLost`](crate::ErrorKind::PeerLost) if the peer does not answer at the address;
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the address is malformed, or of another backend, version or rank;
-    /// [`Timeout`](crate::ErrorKind::Timeout).
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the address is malformed, or of another backend,
+    /// version or rank; [`Timeout`](crate::ErrorKind::Timeout).
     ///
     /// A second connection to the same address changes nothing.
     fn connect(
@@ -263,12 +267,13 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     /// Returns the link to a peer, or `None` if the peer is not connected.
     fn link(&self, peer: Rank) -> Option<Link>;
 
-    /// Opens another fabric on the same device and with the same options, as rank `rank` of `ranks`. It has no
-    /// connections, and this fabric with its memory and engines stays valid.
+    /// Opens another fabric on the same device and with the same options, as rank `rank` of
+    /// `ranks`. It has no connections, and this fabric with its memory and engines stays valid.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if there is no such rank;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the fabric needs another one that it does not hold.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the fabric needs another one that it does
+    /// not hold.
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Self::Error>
     where
         Self: Sized;
@@ -288,8 +293,8 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     /// fabric [offers](Self::offers) for its kind.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the fabric does not offer the kind;
-    /// [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has no queue left;
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the fabric does not offer the
+    /// kind; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has no queue left;
     /// [`Unavailable`](crate::ErrorKind::Unavailable) if the driver refuses what the kind needs.
     fn engine(&self, requirements: EngineRequirements) -> Result<Self::Engine, Self::Error>;
 }

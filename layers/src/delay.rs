@@ -1,9 +1,9 @@
 //! Delays the ops of an engine and reports their completion late, by random times from a seed.
 //!
-//! Each op is held by a queued wait of its own. A second engine of the rank ends these waits at random times,
-//! whenever the delayed engine is called. So the inner backend keeps the contract, no op is copied, and the
-//! ops of one slice take effect far apart. The layer needs an engine with queued waits; for a caller without
-//! them, put [`Downgrade`](crate::Downgrade) on top.
+//! Each op is held by a queued wait of its own. A second engine of the rank ends these waits at
+//! random times, whenever the delayed engine is called. So the inner backend keeps the contract, no
+//! op is copied, and the ops of one slice take effect far apart. The layer needs an engine with
+//! queued waits; for a caller without them, put [`Downgrade`](crate::Downgrade) on top.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,7 +27,8 @@ pub struct DelayLayer {
 }
 
 impl DelayLayer {
-    /// Creates a layer that delays each op by at most `longest`. The same seed draws the same delays.
+    /// Creates a layer that delays each op by at most `longest`. The same seed draws the same
+    /// delays.
     pub fn new(seed: u64, longest: Duration) -> Self {
         Self { seed, longest }
     }
@@ -76,7 +77,8 @@ pub struct Delay<F: Fabric> {
     longest: Duration,
     due: VecDeque<Instant>,
     holds: u64,
-    /// The last ticket that was reported as complete; later tickets may be complete too if `lags` is true.
+    /// The last ticket that was reported as complete; later tickets may be complete too if `lags`
+    /// is true.
     reported: Ticket,
     lags: bool,
 }
@@ -85,8 +87,8 @@ impl<F: Fabric> Delay<F> {
     /// Creates a delayed engine on a fabric that is connected to its own rank.
     ///
     /// # Errors
-    /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines cannot queue
-    /// waits or accept only single ops.
+    /// Returns the error of the fabric, and an error of kind `InvalidArgument` if its engines
+    /// cannot queue waits or accept only single ops.
     pub fn new(
         fabric: &F,
         requirements: EngineRequirements,
@@ -97,6 +99,7 @@ impl<F: Fabric> Delay<F> {
         let opener = fabric.engine(requirements).map_err(Error::Inner)?;
         let own = *engine.caps();
         hold::check_hold(&own)?;
+
         Ok(Self {
             engine,
             opener,
@@ -134,7 +137,8 @@ impl<F: Fabric> Delay<F> {
     fn schedule(&mut self, holds: usize) {
         let mut at = self.due.back().copied().unwrap_or_else(Instant::now).max(Instant::now());
         for _ in 0..holds {
-            // Half of the ops follow at once, so that neighbours take effect together as well as apart.
+            // Half of the ops follow at once, so that neighbours take effect together as well as
+            // apart.
             if self.random.bool() {
                 at += self.longest.mul_f64(self.random.f64());
             }
@@ -171,6 +175,7 @@ unsafe impl<F: Fabric> CopyEngine for Delay<F> {
             );
             return Err(Error::layer(ErrorKind::InvalidArgument, text));
         }
+
         let flag = Flag { region: self.hold.local(), word: HOLD_WORD };
         let holds = (self.holds + 1..).map(|value| Op::Wait { flag, value, reset: false });
         let held: Vec<_> = holds.zip(ops).flat_map(|(hold, op)| [hold, *op]).collect();
@@ -178,6 +183,7 @@ unsafe impl<F: Fabric> CopyEngine for Delay<F> {
         let ticket = unsafe { self.engine.submit(&held) }.map_err(Error::Inner)?;
         self.schedule(ops.len());
         self.drive()?;
+
         Ok(ticket)
     }
 

@@ -1,8 +1,8 @@
 //! Layers over the engines of a backend, which trace, delay, throttle, restrict or fail them.
 //!
-//! A layer makes engines; [`Wrapped`] is a fabric with the engines of a layer and the regions and keys of the
-//! backend. Everything that runs on a fabric runs on a wrapped one, which can be wrapped again. A correct
-//! layer keeps the contract; the conformance suite runs over each of them.
+//! A layer makes engines; [`Wrapped`] is a fabric with the engines of a layer and the regions and
+//! keys of the backend. Everything that runs on a fabric runs on a wrapped one, which can be
+//! wrapped again. A correct layer keeps the contract; the conformance suite runs over each of them.
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -53,12 +53,14 @@ pub type Remote<F> = <<F as Fabric>::Memory as PeerMemory>::Remote;
 /// Wraps the engines of a fabric, for example to trace or delay their ops.
 ///
 /// # Safety
-/// An engine that [`engine`](Self::engine) creates reaches regions of the memory of `fabric`, of its rank and of its connected peers.
+/// An engine that [`engine`](Self::engine) creates reaches regions of the memory of `fabric`, of
+/// its rank and of its connected peers.
 pub unsafe trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
     /// The type of the engines that the layer creates.
     type Engine: CopyEngine<Error = Error<F::Error>, Local = Local<F>, Remote = Remote<F>> + 'static;
 
-    /// Creates a wrapped engine over one or more engines of `fabric`. `number` counts the engines of the fabric from 0.
+    /// Creates a wrapped engine over one or more engines of `fabric`. `number` counts the engines
+    /// of the fabric from 0.
     ///
     /// # Errors
     /// Returns the error of the fabric, or the reason why the layer cannot work on it.
@@ -85,8 +87,9 @@ pub unsafe trait Layer<F: Fabric>: Clone + Send + Sync + 'static {
         link
     }
 
-    /// Makes the next submission to `engine` fail with an error that poisons it, and returns the kind of that
-    /// error. Returns `None` if the layer cannot do this. For tests of the behaviour after a failure.
+    /// Makes the next submission to `engine` fail with an error that poisons it, and returns the
+    /// kind of that error. Returns `None` if the layer cannot do this. For tests of the behaviour
+    /// after a failure.
     fn break_engine(engine: &mut Self::Engine) -> Option<ErrorKind> {
         let _ = engine;
         None
@@ -123,7 +126,7 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
     }
 
     fn memory(&self) -> &Self::Memory {
-        Memory::of(self.fabric.memory())
+        Memory::of_inner(self.fabric.memory())
     }
 
     fn address(&self) -> Vec<u8> {
@@ -163,8 +166,9 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
 pub struct Memory<M>(M);
 
 impl<M> Memory<M> {
-    fn of(inner: &M) -> &Self {
-        // SAFETY: `repr(transparent)`: both types have the same layout, and the reference keeps its lifetime.
+    fn of_inner(inner: &M) -> &Self {
+        // SAFETY: `repr(transparent)`: both types have the same layout, and the reference keeps its
+        // lifetime.
         unsafe { NonNull::from(inner).cast().as_ref() }
     }
 }

@@ -1,15 +1,15 @@
 //! Copies device memory through host memory, for networks that cannot reach the device.
 //!
-//! [`Staged`] wraps a network over host memory and uses the engines of a device fabric. Memory that the
-//! network can register is transferred directly. Other memory goes through slots in host memory: the
-//! device's engine copies a piece into a slot, the network writes it into a slot of the peer, and the peer's
-//! device copies it to its destination. Pieces are pipelined, so that all three are busy at the same time.
-//! Either end can be staged, or both.
+//! [`Staged`] wraps a network over host memory and uses the engines of a device fabric. Memory that
+//! the network can register is transferred directly. Other memory goes through slots in host
+//! memory: the device's engine copies a piece into a slot, the network writes it into a slot of the
+//! peer, and the peer's device copies it to its destination. Pieces are pipelined, so that all
+//! three are busy at the same time. Either end can be staged, or both.
 //!
-//! Each piece is followed by a message of 64 bytes that says what to do with it. A peer processes messages
-//! in order, so a flag is stored when the bytes before it are in device memory (chapter 3 of the
-//! [contract](peerlane_hal::contract)). Slots and messages are reused in turn. One counter for each
-//! direction tells how many messages the peer has processed.
+//! Each piece is followed by a message of 64 bytes that says what to do with it. A peer processes
+//! messages in order, so a flag is stored when the bytes before it are in device memory (chapter 3
+//! of the [contract](peerlane_hal::contract)). Slots and messages are reused in turn. One counter
+//! for each direction tells how many messages the peer has processed.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -67,14 +67,16 @@ struct Inner<D: Fabric, N: Fabric> {
 
 /// The progress thread ends when the last owner of this state is dropped.
 struct Shared<D: Fabric, N: Fabric> {
-    /// The thread that drives transfers in the background, started when the first engine is created.
+    /// The thread that drives transfers in the background, started when the first engine is
+    /// created.
     progress_thread: OnceLock<ProgressThread>,
     inner: Arc<Inner<D, N>>,
 }
 
 impl<D: Fabric, N: Fabric> Inner<D, N> {
     fn transport(&self) -> MutexGuard<'_, Transport<D, N>> {
-        // A panic while the lock is held is a bug of an engine; the state is consistent after each statement.
+        // A panic while the lock is held is a bug of an engine; the state is consistent after each
+        // statement.
         self.transport.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -91,13 +93,15 @@ impl<D: Fabric, N: Fabric> Deref for Shared<D, N> {
     }
 }
 
-/// Connects ranks over the network `N`, with memory of the device fabric `D` staged through the host.
+/// Connects ranks over the network `N`, with memory of the device fabric `D` staged through the
+/// host.
 ///
 /// Every rank of a group needs one, including ranks whose memory the network can register.
 pub struct Staged<D: Fabric, N: Fabric> {
     memory: Memory<D, N>,
     address: Vec<u8>,
-    /// Whether memory of each connected peer is staged, indexed by rank; `None` before the peer is connected.
+    /// Whether memory of each connected peer is staged, indexed by rank; `None` before the peer is
+    /// connected.
     peers: Vec<Option<bool>>,
     /// The addresses of the connected ranks.
     connected: Vec<Option<Vec<u8>>>,
@@ -105,15 +109,15 @@ pub struct Staged<D: Fabric, N: Fabric> {
 }
 
 impl<D: Fabric, N: Fabric> Staged<D, N> {
-    /// Opens the fabric over a network that is not connected yet, and a device fabric that is connected to
-    /// its own rank.
+    /// Opens the fabric over a network that is not connected yet, and a device fabric that is
+    /// connected to its own rank.
     ///
-    /// `staged` says whether the memory that will be registered needs staging. It affects only the reported
-    /// [`link`](Fabric::link)s.
+    /// `staged` says whether the memory that will be registered needs staging. It affects only the
+    /// reported [`link`](Fabric::link)s.
     ///
     /// # Errors
-    /// If the network allocates memory that the host cannot read, if the device cannot use that memory, or
-    /// if a call to either fabric fails.
+    /// If the network allocates memory that the host cannot read, if the device cannot use that
+    /// memory, or if a call to either fabric fails.
     pub fn open(
         device: &D,
         network: N,
@@ -127,6 +131,7 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
             let region = region.map_err(Error::backend("allocate slots in host memory"))?;
             Ok::<_, Error>(Arc::new(region))
         };
+
         let (inbox, outbox) =
             (allocate(layout.bytes(), Role::Data)?, allocate(layout.bytes(), Role::Data)?);
         let flags = allocate(layout.flag_bytes(), Role::Flags)?;
@@ -138,6 +143,7 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
             );
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
+
         let key = |region| -> Result<Vec<u8>, Error> {
             let key = network.memory().export(region);
             Ok(key.map_err(Error::backend("export slots in host memory"))?.encode())
@@ -150,6 +156,7 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
             inbox: key(&inbox)?,
             flags: key(&flags)?,
         };
+
         let held = |region: &Arc<NetLocal<N>>| DynRegion::new(Arc::clone(region));
         let copier = DeviceCopier::open(device, &held(&outbox), &held(&inbox), deadline)?;
         let regions = Arc::new(RegionTable::default());
@@ -163,8 +170,10 @@ impl<D: Fabric, N: Fabric> Staged<D, N> {
             transport: Mutex::new(transport),
             network: Mutex::new(network),
         };
+
         let shared = Shared { progress_thread: OnceLock::new(), inner: Arc::new(inner) };
         let memory = Memory { shared: Arc::new(shared) };
+
         Ok(Self {
             memory,
             address: address.encode(),
@@ -213,9 +222,11 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
                 "peer {peer} is out of range: expected a rank below {ranks}, the number of ranks"
             )));
         }
+
         if self.connected[peer.index()].as_deref() == Some(address) {
             return Ok(());
         }
+
         let bytes = address;
         let address = Address::decode(peer, address)?;
         let (expected, found) = (shared.layout.slot_bytes, address.slot_bytes);
@@ -227,6 +238,7 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
             );
             return Err(Error::of_peer(peer, what));
         }
+
         let mut network = shared.network();
         let connected = network.connect(peer, &address.network, deadline);
         connected.map_err(Error::backend("connect to the peer over the network"))?;
@@ -246,11 +258,13 @@ unsafe impl<D: Fabric, N: Fabric> Fabric for Staged<D, N> {
             let region = network.memory().import(peer, &key, deadline);
             region.map(Arc::new).map_err(Error::backend(what))
         };
+
         let inbox = import(&address.inbox, shared.layout.bytes())?;
         let flags = import(&address.flags, shared.layout.flag_bytes())?;
         shared.transport().connect(peer, inbox, flags);
         self.peers[peer.index()] = Some(address.staged);
         self.connected[peer.index()] = Some(bytes.to_vec());
+
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Drives all transfers of a staged fabric's rank, on a background thread while no caller polls.
+//! Moves all transfers of a staged fabric's rank, on a background thread while no caller polls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,16 +23,17 @@ pub(crate) const QUEUE_OPS: usize = 4096;
 const SLICE_OPS_MAX: usize = 1024;
 /// The id of the queue of replies to peers' gets, which the progress thread uses as its own id too.
 pub(crate) const REPLIES: u64 = 0;
-/// The longest sleep in `park` while a transfer is in flight, because its completion may change no flag.
+/// The longest sleep in `park` while a transfer is in flight, because its completion may change no
+/// flag.
 pub(crate) const BUSY_PARK_MAX: Duration = Duration::from_micros(20);
-/// The longest sleep of the progress thread while nothing is in flight; the network wakes it when bytes
-/// arrive.
+/// The longest sleep of the progress thread while nothing is in flight; the network wakes it when
+/// bytes arrive.
 const IDLE_PARK_MAX: Duration = Duration::from_secs(60);
 /// The background thread drives the transfers of a rank when no caller has polled for this time.
 pub(crate) const POLL_TIMEOUT: Duration = Duration::from_millis(1);
 const PASSES_MAX: usize = 8;
-/// Transfers of a released engine may end by themselves within this time. If the network is stuck, it is
-/// released too after this time, and carries nothing any more.
+/// Transfers of a released engine may end by themselves within this time. If the network is stuck,
+/// it is released too after this time, and carries nothing any more.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);
 
 struct Channel<D: Fabric, N: Fabric> {
@@ -66,6 +67,7 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         regions: Arc<RegionTable<D, N>>,
     ) -> Self {
         let replies = OpQueue::new(ranks, QUEUE_OPS);
+
         Self {
             copier,
             network: None,
@@ -98,7 +100,8 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         self.channels.iter().flatten().count()
     }
 
-    /// Returns whether a new network engine is needed, because the present one does not reach all peers.
+    /// Returns whether a new network engine is needed, because the present one does not reach all
+    /// peers.
     pub(crate) fn needs_network(&self) -> bool {
         let idle = self.network.as_ref().is_none_or(NetworkQueue::is_idle);
         idle && self.network_peers != self.connected()
@@ -167,8 +170,8 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
         self.queue(id).settle_release();
     }
 
-    /// Makes progress on all transfers of the rank without blocking, and does not wake the caller's own queue
-    /// `by`.
+    /// Makes progress on all transfers of the rank without blocking, and does not wake the caller's
+    /// own queue `by`.
     pub(crate) fn progress(&mut self, by: u64) -> Result<(), Error> {
         self.poison.check()?;
         if by != REPLIES {
@@ -220,20 +223,25 @@ impl<D: Fabric, N: Fabric> Transport<D, N> {
                 sender.signal(network, InboxLayout::credit_flag(me), done, Vec::new());
             }
         }
+
         if !requested.is_empty() {
             self.queue(REPLIES).push(requested.into_iter());
         }
+
         self.deliver_completions();
         progressed |= self.start(&mut flag_stored)?;
         if flag_stored {
             let others = self.wakers.iter().filter(|(id, _)| **id != by);
             others.for_each(|(_, waker)| waker.wake_by_ref());
         }
+
         let Some(network) = &mut self.network else { return Ok(false) };
         for Channel { sender, .. } in self.channels.iter_mut().flatten() {
             progressed |= sender.post(network, &self.buffers, self.copier.from_device.done);
         }
+
         network.post()?;
+
         Ok(progressed)
     }
 
@@ -342,9 +350,9 @@ fn bytes_of<D: Fabric, N: Fabric>(op: &ResolvedOp<D, N>) -> u64 {
 
 /// Runs the thread that drives a transport while no caller polls; dropping it ends the thread.
 ///
-/// A NIC serves writes and reads by itself. Here a processor must copy to the device, and from the device
-/// when a peer reads. A caller that polls does so. Meanwhile the thread only checks that a caller still
-/// polls.
+/// A NIC serves writes and reads by itself. Here a processor must copy to the device, and from the
+/// device when a peer reads. A caller that polls does so. Meanwhile the thread only checks that a
+/// caller still polls.
 pub(crate) struct ProgressThread {
     stop: Arc<AtomicBool>,
     waker: Waker,

@@ -1,9 +1,9 @@
-//! Implements the RDMA engine, which has a completion queue per NIC and queue pairs to each peer that an op
-//! has named.
+//! Implements the RDMA engine, which has a completion queue per NIC and queue pairs to each peer
+//! that an op has named.
 //!
-//! The calling thread posts and completes everything; a thread only opens queue pairs. Puts are writes, gets are
-//! reads, and a signal follows the bytes on the same queue pair. The processor does the self copies, and a
-//! flag of this rank is stored when all earlier ops are complete.
+//! The calling thread posts and completes everything; a thread only opens queue pairs. Puts are
+//! writes, gets are reads, and a signal follows the bytes on the same queue pair. The processor
+//! does the self copies, and a flag of this rank is stored when all earlier ops are complete.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -41,15 +41,16 @@ use crate::sys::Cq;
 
 const SLICE_OPS_MAX: usize = 1024;
 const POLL_BATCH: usize = 32;
-/// The number of `completed` calls between two checks for peers that make no progress. A caller that drives
-/// the engine polls at least a hundred times a second.
+/// The number of `completed` calls between two checks for peers that make no progress. A caller
+/// that drives the engine polls at least a hundred times a second.
 const POLLS_PER_STALL_CHECK: u32 = 64;
 
 /// An in-order queue of puts, gets and signals over RDMA, driven by the thread that polls it.
 #[derive(Debug)]
 pub struct Engine {
     // Declared first, so that they are dropped before the completion queues and the connections.
-    /// The RDMA connection to each rank, indexed by rank; `None` until a put, get or signal names the rank.
+    /// The RDMA connection to each rank, indexed by rank; `None` until a put, get or signal names
+    /// the rank.
     endpoints: Vec<Option<Endpoint>>,
     loopback: Loopback,
     state: EngineState<Error>,
@@ -80,6 +81,7 @@ impl Engine {
         let cqs: Arc<[Arc<Cq>]> = cqs.collect::<Result<_, _>>()?;
         let queue_ops = options.queue_ops;
         let caps = caps(queue_ops, &limits);
+
         Ok(Self {
             endpoints: (0..resources.ranks).map(|_| None).collect(),
             loopback: Loopback::default(),
@@ -105,14 +107,17 @@ impl Engine {
         Ok(caps(resources.options.queue_ops, &limits))
     }
 
-    /// Creates the connection to a peer unless it exists; a background thread opens its queue pairs.
+    /// Creates the connection to a peer unless it exists; a background thread opens its queue
+    /// pairs.
     fn open_endpoint(&mut self, peer: Rank) -> Result<(), Error> {
         if self.endpoints[peer.index()].is_some() {
             return Ok(());
         }
+
         let Peer::Other(control) = self.connections.peer(peer)? else {
             return Err(Fault::NotConnected { peer }.into());
         };
+
         let job = ConnectJob {
             resources: Arc::clone(&self.connections.resources),
             control,
@@ -120,7 +125,9 @@ impl Engine {
             limits: self.limits,
             wakeup: self.parker.wakeup(),
         };
+
         self.endpoints[peer.index()] = Some(Endpoint::open(job)?);
+
         Ok(())
     }
 
@@ -168,6 +175,7 @@ impl Engine {
                 endpoint.post_queued(&mut self.chains)?;
             }
         }
+
         if self.loopback.len() > 0 {
             let endpoints = &self.endpoints;
             self.loopback.run(&mut self.loopback_progress, |order| {
@@ -180,6 +188,7 @@ impl Engine {
                 self.connections.receiver().wake();
             }
         }
+
         Ok(())
     }
 
@@ -199,9 +208,11 @@ impl Engine {
                 }
             }
         }
+
         if progressed {
             self.parker.record_progress(self.connections.receiver());
         }
+
         Ok(())
     }
 
@@ -210,6 +221,7 @@ impl Engine {
         let Some(endpoint) = self.endpoints.get_mut(peer).and_then(Option::as_mut) else {
             return Ok(());
         };
+
         if completion.status != ibv_wc_status::SUCCESS && !self.state.is_released() {
             let is_read = completion.opcode == ibv_wc_opcode::RDMA_READ;
             let nic = &self.connections.nics()[nic];
@@ -227,12 +239,14 @@ impl Engine {
                 port_warning: nic.port_warning(),
             });
         }
+
         let (tickets, released) = (&mut self.tickets, self.state.is_released());
         endpoint.complete((rail, sequence), |ticket| {
             if !released {
                 tickets.finish_op(ticket);
             }
         });
+
         Ok(())
     }
 
@@ -255,8 +269,8 @@ impl Engine {
         Ok(least)
     }
 
-    /// Checks for lost peers in every [`POLLS_PER_STALL_CHECK`]th call, because a thread that drives several
-    /// engines may never park on this one.
+    /// Checks for lost peers in every [`POLLS_PER_STALL_CHECK`]th call, because a thread that
+    /// drives several engines may never park on this one.
     fn check_stalls(&mut self) -> Result<(), Error> {
         self.polls = (self.polls + 1) % POLLS_PER_STALL_CHECK;
         if self.polls == 0 {
@@ -294,7 +308,8 @@ fn rail_limits(resources: &Resources, queue_pairs: u32) -> Result<RailLimits, Er
     };
     for nic in &*resources.nics {
         let device = &nic.port.limits;
-        // A queue pair in error completes every request, so the completion queue needs room for all of them.
+        // A queue pair in error completes every request, so the completion queue needs room for all
+        // of them.
         let requests_max = device.max_cqe.max(1).cast_unsigned() / queue_pairs;
         let requests_max = requests_max.min(device.max_qp_wr.max(1).cast_unsigned());
         if requests_max < 8 {

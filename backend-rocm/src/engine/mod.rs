@@ -1,13 +1,14 @@
 //! Implements the engines of the ROCm backend, over HIP streams or over SDMA engines.
 //!
-//! There are two kinds of engine ([`EngineKind`]). Streams of HIP queue waits, can use the caller's stream
-//! and can be captured into graphs. Their queue is `peerlane_toolkit::streams`, which CUDA uses too;
-//! `hip.rs` holds the calls of HIP that it is made of. SDMA engines of the HSA runtime are selected one by
-//! one, and the rank drives them; see `sdma/`.
+//! There are two kinds of engine ([`EngineKind`]). Streams of HIP queue waits, can use the caller's
+//! stream and can be captured into graphs. Their queue is `peerlane_toolkit::streams`, which CUDA
+//! uses too; `hip.rs` holds the calls of HIP that it is made of. SDMA engines of the HSA runtime
+//! are selected one by one, and the rank drives them; see `sdma/`.
 //!
-//! A device that can wait for flags on streams offers both kinds, streams first; other devices offer SDMA
-//! engines only. The caller chooses: streams take one SDMA engine for a copy, and SDMA engines reach the rate
-//! of a link that several of them serve, but the host drives them. The offers say both.
+//! A device that can wait for flags on streams offers both kinds, streams first; other devices
+//! offer SDMA engines only. The caller chooses: streams take one SDMA engine for a copy, and SDMA
+//! engines reach the rate of a link that several of them serve, but the host drives them. The
+//! offers say both.
 //!
 //! With streams the contract maps to HIP like this:
 //!
@@ -45,12 +46,13 @@ use crate::memory::{Local, Remote};
 
 /// The assumed bandwidth of one SDMA engine, and of a copy on a stream, in bytes per second.
 ///
-/// It is about the rate of one XGMI link of an MI250X or MI300X according to AMD, 50 GB/s. It was not
-/// measured for Peerlane.
+/// It is about the rate of one XGMI link of an MI250X or MI300X according to AMD, 50 GB/s. It was
+/// not measured for Peerlane.
 const ENGINE_RATE: u64 = 50_000_000_000;
 /// The time that driving SDMA engines from the host adds to one operation.
 ///
-/// It is twice `SLEEP_MAX` of `sdma/mod.rs`, once for the flags `ready` and once for the flags `arrived`.
+/// It is twice `SLEEP_MAX` of `sdma/mod.rs`, once for the flags `ready` and once for the flags
+/// `arrived`.
 const HOST_DRIVE_TIME: Duration = Duration::from_micros(100);
 
 /// An in-order queue of ops that runs on HIP streams or on SDMA engines.
@@ -87,8 +89,8 @@ impl Engine {
         }
     }
 
-    /// Returns the SDMA engines that copy to and from each peer. The list is empty for streams, for which the runtime
-    /// chooses the engines.
+    /// Returns the SDMA engines that copy to and from each peer. The list is empty for streams, for
+    /// which the runtime chooses the engines.
     pub fn sdma_engines(&self) -> Vec<SdmaEngines> {
         match &self.0 {
             Queue::Streams(_) => Vec::new(),
@@ -181,12 +183,13 @@ pub struct Stream(streams::Stream);
 impl Stream {
     /// Wraps a HIP stream handle, so that an engine can be ordered against the stream.
     ///
-    /// Default streams are rejected when they are used. The legacy default stream would make the caller's
-    /// blocking streams wait for peers, and a per-thread default stream differs on every thread.
+    /// Default streams are rejected when they are used. The legacy default stream would make the
+    /// caller's blocking streams wait for peers, and a per-thread default stream differs on every
+    /// thread.
     ///
     /// # Safety
-    /// The stream must live until every engine that was forked from it has been forked from another stream
-    /// or dropped.
+    /// The stream must live until every engine that was forked from it has been forked from another
+    /// stream or dropped.
     pub unsafe fn from_raw(raw: *mut c_void) -> Self {
         // SAFETY: the caller upholds the contract of this function.
         Self(unsafe { streams::Stream::new(StreamHandle(raw), None) })
@@ -232,11 +235,12 @@ pub enum EngineKind {
     /// Offers streams and SDMA engines, or only SDMA engines if the device cannot wait for flags on
     /// streams.
     ///
-    /// Streams come first, because they need no host to drive them and can be captured. A group chooses
-    /// SDMA engines for an operation that needs no streams if they are predicted to be faster.
+    /// Streams come first, because they need no host to drive them and can be captured. A group
+    /// chooses SDMA engines for an operation that needs no streams if they are predicted to be
+    /// faster.
     #[default]
     Auto,
-    /// Copies on HIP streams, for which the runtime selects the SDMA engines.
+    /// Copies on HIP streams; the runtime selects their SDMA engines.
     Streams,
     /// Copies with SDMA engines that Peerlane selects one by one and drives from the host.
     Sdma,
@@ -261,7 +265,8 @@ impl EngineKind {
     }
 }
 
-/// Returns the bandwidth of a copy over several SDMA engines in bytes per second, or 0 if it is not known.
+/// Returns the bandwidth of a copy over several SDMA engines in bytes per second, or 0 if it is not
+/// known.
 fn rate_of_engines(engines: usize, link: Option<f64>) -> u64 {
     let link = link.map_or(0, |rate| rate as u64);
     link.min(ENGINE_RATE.saturating_mul(engines as u64))

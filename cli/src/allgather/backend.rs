@@ -22,8 +22,9 @@ pub(crate) struct Selected {
 }
 
 impl Selected {
-    /// Selects the backend for `local_ranks` ranks on this machine, or for as many as there are GPUs.
-    pub(crate) fn of(options: &Options, local_ranks: Option<usize>) -> Result<Self> {
+    /// Selects the backend for `local_ranks` ranks on this machine, or for as many as there are
+    /// GPUs.
+    pub(crate) fn of_options(options: &Options, local_ranks: Option<usize>) -> Result<Self> {
         let selected = match options.target.backend.0 {
             None => Self::auto(Survey::of_machine(), options, local_ranks)?,
             Some(backend @ (Backend::Cuda | Backend::Rocm)) => {
@@ -39,12 +40,15 @@ impl Selected {
                 Self { backend, slots: Vec::new(), note: None }
             }
         };
+
         if selected.backend == Backend::Rocm {
             options.check_without_cuda()?;
         }
+
         if selected.slots.is_empty() {
             options.check_without_gpus(selected.name())?;
         }
+
         Ok(selected)
     }
 
@@ -117,6 +121,7 @@ fn pick(backend: Backend, slots: Vec<GpuSlot>, requested: &[u32]) -> Result<Vec<
         }
         return Ok(slots);
     }
+
     let find = |ordinal: &u32| {
         slots.iter().find(|slot| slot.ordinal == *ordinal).cloned().ok_or_else(|| {
             let count = slots.len();
@@ -129,6 +134,7 @@ fn pick(backend: Backend, slots: Vec<GpuSlot>, requested: &[u32]) -> Result<Vec<
             })
         })
     };
+
     requested.iter().map(find).collect()
 }
 

@@ -80,7 +80,7 @@ fn leave_multicast_off() {
 
 /// Runs a rank that the parent process of this program has spawned.
 fn run_spawned(options: &Options, environment: &Environment) -> Result<()> {
-    let selected = Selected::of(options, Some(environment.ranks))?;
+    let selected = Selected::of_options(options, Some(environment.ranks))?;
     let rank = environment.rank.index();
     if options.run.bind == Bind::Core {
         match selected.slot(rank) {
@@ -107,7 +107,7 @@ fn join(options: &Options, environment: &Environment) -> Result<()> {
     }
     let local_ranks = environment.local_ranks.map(|ranks| ranks as usize);
     let local_rank = environment.local_rank.map(|rank| rank as usize);
-    let selected = Selected::of(options, local_ranks)?;
+    let selected = Selected::of_options(options, local_ranks)?;
     setup::check(options, selected.name(), environment.ranks)?;
     // Without a number from the launcher, one rank per machine is assumed.
     host_memory(options, &selected, environment.ranks, local_ranks.unwrap_or(1))
@@ -130,7 +130,7 @@ fn spawn(options: &Options) -> Result<()> {
 /// Checks that the ranks of this machine can run, and returns the backend and their number.
 pub(crate) fn check_spawn(options: &Options) -> Result<(Selected, usize)> {
     let ranks = options.target.ranks.or(options.node_options.nodes.as_ref().and_then(Nodes::ranks));
-    let selected = Selected::of(options, ranks)?;
+    let selected = Selected::of_options(options, ranks)?;
     let ranks = ranks.unwrap_or(selected.ranks_default());
     setup::check(options, selected.name(), ranks)?;
     find_libraries(options)?;

@@ -35,7 +35,7 @@ fn measure(
     let seed = settings(options, selected.name()).agree(&comm)?;
     let mut rank_topology = RankTopology::find(options, &comm, selected.backend)?;
     rank_topology.local_rank = local_rank.unwrap_or(rank_topology.local_rank);
-    if let Some(text) = rank_topology.note(options).filter(|_| comm.rank().0 == 0) {
+    if let Some(text) = rank_topology.network_note(options).filter(|_| comm.rank().0 == 0) {
         sink(ProgressEvent::AutoChoice { text })?;
     }
     let slot = selected.slot(rank_topology.local_rank);

@@ -32,6 +32,7 @@ pub(super) fn row(
         queued_waits: lane.queued_waits,
         polled: lane.polled,
     });
+
     let tiers = report.tiers.iter().map(|moved| TierRow {
         tier: tier(moved.tier),
         put_bytes: moved.put_bytes,
@@ -39,6 +40,7 @@ pub(super) fn row(
         own_bytes: moved.own_bytes,
         compute_bytes: moved.compute_bytes,
     });
+
     Row {
         collective: setup.options.goal.text(),
         backend: setup.backend.clone(),

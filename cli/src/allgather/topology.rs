@@ -68,11 +68,11 @@ impl RankTopology {
     /// Determines the topology from the hosts of all ranks and the options. Collective.
     pub(super) fn find(options: &Options, comm: &Comm, backend: Backend) -> Result<Self> {
         let hosts = comm.share("host", &comm.host().to_owned())?;
-        Self::of(options, &hosts, comm.rank(), backend)
+        Self::of_hosts(options, &hosts, comm.rank(), backend)
     }
 
-    fn of(options: &Options, hosts: &[String], me: Rank, backend: Backend) -> Result<Self> {
-        let node_of_rank = number(hosts);
+    fn of_hosts(options: &Options, hosts: &[String], me: Rank, backend: Backend) -> Result<Self> {
+        let node_of_rank = nodes_of_hosts(hosts);
         let given = options.node_options.topology(hosts.len())?;
         let own = Topology::of_nodes(&node_of_rank)?;
         let hosts = own.nodes();
@@ -80,6 +80,7 @@ impl RankTopology {
         if backend != Backend::Rdma {
             check_nodes(&topology, &own, backend)?;
         }
+
         let network_fabric = network_fabric(options, backend, topology.nodes(), hosts)?;
         if options.limit && network_fabric == NetworkFabric::Rdma {
             let text = "--limit cannot be used here: it measures bare copies over one fabric, but \
@@ -88,17 +89,19 @@ impl RankTopology {
                 Failure::usage(text).with_advice("remove the option, or use --backend rdma")
             );
         }
+
         let uses_nics = network_fabric == NetworkFabric::Rdma || backend == Backend::Rdma;
         if let Some(option) = options.nics.given().filter(|_| !uses_nics) {
             let text = format!("{option} selects a NIC, but these ranks use no NIC");
             let advice = "use --backend rdma, or remove the option";
             return Err(Failure::usage(text).with_advice(advice));
         }
+
         Ok(Self { topology, network_fabric, hosts, local_rank: own.local_index(me) })
     }
 
     /// Returns the text that says why RDMA connects the nodes, if `auto` has selected it.
-    pub(super) fn note(&self, options: &Options) -> Option<String> {
+    pub(super) fn network_note(&self, options: &Options) -> Option<String> {
         let is_automatic = self.network_fabric == NetworkFabric::Rdma
             && options.node_options.network == Network::Auto;
         is_automatic.then(|| {
@@ -108,7 +111,7 @@ impl RankTopology {
 }
 
 /// Numbers the hosts in the order of their first rank, and returns the number of each rank's host.
-fn number(hosts: &[String]) -> Vec<u32> {
+fn nodes_of_hosts(hosts: &[String]) -> Vec<u32> {
     let mut numbers: BTreeMap<&str, u32> = BTreeMap::new();
     let number = |host| {
         let next = numbers.len() as u32;
@@ -230,7 +233,7 @@ mod tests {
 
     fn topology_of(line: &str, hosts: &str, backend: Backend) -> Result<RankTopology> {
         let hosts: Vec<String> = hosts.chars().map(String::from).collect();
-        RankTopology::of(&parse(line).unwrap(), &hosts, Rank(1), backend)
+        RankTopology::of_hosts(&parse(line).unwrap(), &hosts, Rank(1), backend)
     }
 
     #[test]
@@ -238,9 +241,9 @@ mod tests {
         let auto = topology_of("", "aabb", Backend::Host).unwrap();
         assert_eq!((auto.network_fabric, auto.hosts, auto.local_rank), (NetworkFabric::Rdma, 2, 1));
         assert_eq!(auto.topology.notation(), "2x2");
-        let note = auto.note(&parse("").unwrap()).unwrap();
+        let note = auto.network_note(&parse("").unwrap()).unwrap();
         insta::assert_snapshot!(note, @"auto selected rdma between nodes: the ranks are on 2 hosts");
-        assert_eq!(auto.note(&parse("--network rdma").unwrap()), None);
+        assert_eq!(auto.network_note(&parse("--network rdma").unwrap()), None);
         let own = topology_of("", "abab", Backend::Rdma).unwrap();
         assert_eq!((own.network_fabric, own.local_rank), (NetworkFabric::None, 0));
         assert_eq!(

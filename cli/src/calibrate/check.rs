@@ -32,7 +32,7 @@ struct Point {
     engine: String,
     algorithm: Algorithm,
     outputs: u32,
-    #[serde(default = "one")]
+    #[serde(default = "one_chunk")]
     chunks: u32,
     block_bytes: u64,
     measured_us: f64,
@@ -85,12 +85,15 @@ impl Check {
             });
             groups.entry((sample.block_bytes, sample.outputs)).or_default().push(sample);
         }
-        let choices = groups.values().map(|group| SizeChoice::of(group, calibration, topology));
+
+        let choices =
+            groups.values().map(|group| SizeChoice::of_samples(group, calibration, topology));
         let choices = choices.collect::<Result<Vec<_>>>()?;
         let good = |point: &&Point| (point.predicted_us / point.measured_us - 1.0).abs() <= GOOD;
         let good = between(&points).filter(good).count();
         let good_share = good as f64 / between(&points).count().max(1) as f64;
         let longer = choices.iter().map(|choice| choice.chosen_us / choice.best_us - 1.0);
+
         Ok(Self {
             machine: calibration.key.machine.clone(),
             backend: calibration.key.backend.clone(),
@@ -128,7 +131,7 @@ fn between(points: &[Point]) -> impl Iterator<Item = &Point> {
 }
 
 /// Returns the number of chunks for measurement files that do not contain this number.
-fn one() -> u32 {
+fn one_chunk() -> u32 {
     1
 }
 
@@ -143,7 +146,11 @@ impl Point {
 
 impl SizeChoice {
     /// Chooses by the cost model among the algorithms and engines that were measured at one size.
-    fn of(group: &[&Sample], calibration: &Calibration, topology: &Topology) -> Result<Self> {
+    fn of_samples(
+        group: &[&Sample],
+        calibration: &Calibration,
+        topology: &Topology,
+    ) -> Result<Self> {
         let first = group[0];
         let blocks = vec![first.block_bytes; topology.ranks()];
         let measured = |engine: &str, algorithm| {

@@ -52,11 +52,13 @@ pub(super) fn measure(
             }
         }
     }
+
     let samples = times.into_iter().map(|((configuration, block_bytes, chunks), times)| Sample {
         seconds: fastest(&times),
         ..configuration.sample(&backend, block_bytes, chunks)
     });
     let samples = samples.collect();
+
     Ok(Runs { backend, ranks, samples })
 }
 
@@ -83,7 +85,8 @@ impl Configuration {
     /// Returns the sample of one all-gather without its time.
     pub(super) fn sample(&self, backend: &str, block_bytes: u64, chunks: u32) -> Sample {
         let Self { engine, algorithm, outputs } = self.clone();
-        // Engines of devices enqueue adjacent flags in one batch, so their plans keep flags together.
+        // Engines of devices enqueue adjacent flags in one batch, so their plans keep flags
+        // together.
         let flags = if backend == "host" { FlagOrder::Prompt } else { FlagOrder::Batched };
         let (in_place, tiers, seconds) = (false, false, 0.0);
         Sample { engine, algorithm, chunks, in_place, outputs, flags, tiers, block_bytes, seconds }
@@ -116,6 +119,7 @@ fn rows(
             stderr.trim()
         )));
     }
+
     let text = String::from_utf8_lossy(&output.stdout);
     let lines = text.lines().filter(|line| line.starts_with('{'));
     let rows = lines.map(|line| {
@@ -123,6 +127,7 @@ fn rows(
             Failure::failed(format!("peerlane allgather wrote {line:?}, expected a row: {error}"))
         })
     });
+
     rows.collect()
 }
 
@@ -152,23 +157,29 @@ fn arguments(
     ]
     .map(str::to_owned)
     .into();
+
     arguments.extend(["--outputs".to_owned(), configuration.outputs.to_string()]);
     if let Some(ranks) = options.target.ranks {
         arguments.extend(["--ranks".to_owned(), ranks.to_string()]);
     }
+
     for device in &options.target.devices {
         arguments.extend(["--devices".to_owned(), device.to_string()]);
     }
+
     arguments
 }
 
-/// The fastest of repeated rounds counts, because other work on the machine can only make a round slower.
+/// Returns the time of the fastest of repeated rounds, because other work on the machine can only
+/// make a round slower.
 fn fastest(times: &[f64]) -> f64 {
     times.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
 type Lanes = Vec<Vec<Lane>>;
 
+/// Sets the time of all samples of equal plans to the shortest of them.
+///
 /// Between two ranks, for instance, direct and ring have the same plan, so a measurement of one is
 /// a measurement of the other.
 pub(super) fn merge_equal_plans(samples: &mut [Sample], topology: &Topology) -> Result<()> {
@@ -180,18 +191,21 @@ pub(super) fn merge_equal_plans(samples: &mut [Sample], topology: &Topology) -> 
             place.insert(plans.into_iter().map(|plan| plan.lanes).collect());
         }
     }
+
     let lanes = |sample: &Sample| &known[&(sample.algorithm, sample.shape())];
     let alike = |one: &Sample, other: &Sample| {
         (one.block_bytes, one.shape(), &one.engine)
             == (other.block_bytes, other.shape(), &other.engine)
             && lanes(one) == lanes(other)
     };
+
     let fastest = samples.iter().map(|sample| {
         let alike = samples.iter().filter(|other| alike(sample, other));
         alike.map(|other| other.seconds).fold(sample.seconds, f64::min)
     });
     let fastest: Vec<f64> = fastest.collect();
     samples.iter_mut().zip(fastest).for_each(|(sample, seconds)| sample.seconds = seconds);
+
     Ok(())
 }
 

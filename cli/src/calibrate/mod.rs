@@ -25,7 +25,8 @@ pub(crate) use options::Options;
 
 /// The maximum number of measured times in a file.
 const POINTS_MAX: usize = 4096;
-/// The maximum number of blocks of all measured times in a file. A fit predicts each of them some thousand times.
+/// The maximum number of blocks of all measured times in a file. A fit predicts each of them some
+/// thousand times.
 const BLOCKS_MAX: usize = 1 << 16;
 /// The maximum number of cells that the plans of a file copy, which take about 700 MiB.
 const CELLS_MAX: u64 = 1 << 22;
@@ -88,11 +89,13 @@ impl SampleSet {
         let [fitted, others] = check.samples();
         check_work(&topology, fitted.iter().chain(&others))
             .map_err(|text| Failure::usage(format!("{what}: {text}")))?;
+
         Ok(Self { key, topology, fitted, others })
     }
 }
 
-/// Checks that the samples of a file can be fitted in seconds, and that their plans fit into memory.
+/// Checks that the samples of a file can be fitted in seconds, and that their plans fit into
+/// memory.
 fn check_work<'s>(
     topology: &Topology,
     samples: impl Iterator<Item = &'s Sample> + Clone,

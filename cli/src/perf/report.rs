@@ -101,7 +101,7 @@ pub(super) fn tables(rows: &[PerfRow]) -> String {
     let mut tables = Vec::new();
     if !rates.is_empty() {
         let messages = |row: &PerfRow| u64::from(row.iterations) * u64::from(row.engines);
-        let table = Columns::of(&rates)
+        let table = Columns::of_rows(&rates)
             .left("work", |(row, _)| row.work.name())
             .right("message", |(row, _)| Size(row.bytes))
             .right("engines", |(row, _)| row.engines)
@@ -115,7 +115,7 @@ pub(super) fn tables(rows: &[PerfRow]) -> String {
     }
     if !latencies.is_empty() {
         let time = |microseconds: f64| format!("{microseconds:.2}");
-        let table = Columns::of(&latencies)
+        let table = Columns::of_rows(&latencies)
             .left("work", |(row, _)| row.work.name())
             .right("message", |(row, _)| Size(row.bytes))
             .right("round trips", |(row, _)| row.iterations)

@@ -72,7 +72,8 @@ impl OutputFile {
     }
 }
 
-/// Writes one JSON object per line, each as soon as it is known, so that a failed run keeps its rows.
+/// Writes one JSON object per line, each as soon as it is known, so that a failed run keeps its
+/// rows.
 pub(crate) struct JsonLines<W = Box<dyn Write>> {
     writer: W,
     name: String,
@@ -80,7 +81,7 @@ pub(crate) struct JsonLines<W = Box<dyn Write>> {
     origin: Origin,
 }
 
-/// Where and with which program a line was measured.
+/// The machine and the version of the program that have measured a line.
 struct Origin {
     version: &'static str,
     host: String,
@@ -178,7 +179,7 @@ impl Progress {
         self.bar.inc(1);
     }
 
-    /// Writes a line to stderr above the progress bar, also if no bar is drawn.
+    /// Writes a line to stderr above the progress bar, or plainly if no bar is drawn.
     pub(crate) fn line(&self, line: &str) {
         self.bar.suspend(|| print_error(line));
     }

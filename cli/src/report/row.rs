@@ -70,7 +70,8 @@ pub(crate) struct Row {
     pub(crate) fallbacks: Vec<String>,
 }
 
-/// A result row that gives the reason why an algorithm cannot run at a size; the field names are those of [`Row`].
+/// A result row that gives the reason why an algorithm cannot run at a size; the field names are
+/// those of [`Row`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MissingRow {
     pub(crate) collective: String,
@@ -163,7 +164,8 @@ pub(crate) struct Overlap {
     pub(crate) path: String,
     pub(crate) compute_alone_us: f64,
     pub(crate) compute_us: f64,
-    /// The time of compute work next to all-gathers divided by its time alone, 1 without a slowdown.
+    /// The time of compute work next to all-gathers divided by its time alone, 1 without a
+    /// slowdown.
     pub(crate) compute_ratio: f64,
     pub(crate) gather_alone_us: f64,
     pub(crate) gather_us: f64,
@@ -244,6 +246,7 @@ pub(super) mod tests {
     /// Creates a result row of 4 ranks with the given size and times.
     pub(crate) fn row(total_bytes: u64, median: Duration, limit: Option<Duration>) -> Row {
         let (algbw_gbs, busbw_gbs) = bandwidths(Collective::AllGather, total_bytes, 4, median);
+
         Row {
             kind: "streams".into(),
             kinds: vec!["streams".into()],

@@ -21,7 +21,7 @@ pub(crate) struct Columns<'r, R> {
 }
 
 impl<'r, R> Columns<'r, R> {
-    pub(crate) fn of(rows: &'r [R]) -> Self {
+    pub(crate) fn of_rows(rows: &'r [R]) -> Self {
         let cells = vec![Vec::new(); rows.len()];
         Self { rows, names: Vec::new(), cells, left: Vec::new() }
     }
@@ -79,9 +79,11 @@ fn table(rows: &[Row]) -> String {
         None if has_device => "-".to_owned(),
         None => time(row.p99_us),
     };
+
     let limit = |row: &Row| row.limit.map(|limit| (limit.limit_us, limit.limit_share));
     let predicted = |row: &Row| row.predicted.map(|by| (by.predicted_us, by.predicted_ratio));
-    Columns::of(rows)
+
+    Columns::of_rows(rows)
         .right("total", |row| Size(row.total_bytes))
         .right("block", |row| Size(row.block_bytes))
         .left("algorithm", |row| &row.algorithm)
@@ -136,7 +138,7 @@ fn baselines(rows: &[Row]) -> Option<String> {
     let mut text = format!(
         "NCCL {version}, timed in turn with Peerlane; × is its time divided by Peerlane's\n\n"
     );
-    let mut table = Columns::of(rows)
+    let mut table = Columns::of_rows(rows)
         .right("total", |row| Size(row.total_bytes))
         .right("Peerlane µs", |row| time(row.median_us));
     for (index, baseline) in first.baselines.iter().enumerate() {
@@ -148,6 +150,7 @@ fn baselines(rows: &[Row]) -> Option<String> {
         let times = move |row: &Row| row.baselines.get(index)?.times;
         table = table.right(name, |row| or_missing(times(row), |by| time(by.baseline_us)));
     }
+
     let ratio = |row: &Row, times: Option<BaselineTimes>| {
         let ratio = |by: BaselineTimes| by.baseline_us / row.median_us.max(0.001);
         or_missing(times, |by| format!("{:.2}", ratio(by)))
@@ -161,11 +164,13 @@ fn baselines(rows: &[Row]) -> Option<String> {
             or_missing(row.best_baseline(), |best| time(best.baseline_host_us))
         })
         .text();
+
     for baseline in &first.baselines {
         if let Some(why) = &baseline.missing {
             text += &format!("\nNCCL {}: n/a, {why}", baseline.path);
         }
     }
+
     Some(text)
 }
 
@@ -181,8 +186,9 @@ fn overlap(rows: &[Row]) -> Option<String> {
     if overlaps.is_empty() {
         return None;
     }
+
     let star = |is_whole: bool| if is_whole { "" } else { " *" };
-    let table = Columns::of(&overlaps)
+    let table = Columns::of_rows(&overlaps)
         .right("total", |(row, _)| Size(row.total_bytes))
         .left("library", |(_, overlap)| &overlap.path)
         .right("GEMM alone µs", |(_, overlap)| time(overlap.compute_alone_us))
@@ -194,10 +200,12 @@ fn overlap(rows: &[Row]) -> Option<String> {
             format!("{:.3}{}", overlap.gather_ratio, star(overlap.overlapped))
         })
         .text();
+
     let note = match overlaps.iter().all(|(_, overlap)| overlap.overlapped) {
         true => "",
         false => "\n* one side ended before the other was timed",
     };
+
     Some(format!("all-gathers together with a GEMM, bf16, 8192 × 8192 × 8192\n\n{table}{note}"))
 }
 
@@ -219,6 +227,7 @@ fn lane_line(row: &Row) -> String {
             lane.lane, lane.tier, lane.backend, lane.kind
         )
     });
+
     let tiers = row.tiers.iter().filter_map(|moved| {
         let named = [
             ("put", moved.put_bytes),
@@ -230,8 +239,10 @@ fn lane_line(row: &Row) -> String {
         let words: Vec<_> = words.map(|(name, bytes)| format!("{} {name}", Size(*bytes))).collect();
         (!words.is_empty()).then(|| format!("{}: {}", moved.tier, words.join(", ")))
     });
+
     let fallbacks = row.fallbacks.iter().map(|why| format!("fallback: {why}"));
     let words: Vec<_> = lanes.chain(tiers).chain(fallbacks).collect();
+
     format!("{}, chunks {}, rank 0: {}", row.algorithm, row.chunks, words.join("; "))
 }
 

@@ -94,7 +94,7 @@ impl Report<'_> {
                 format!("{:.0} %", share.most * 100.0)
             }
         };
-        Columns::of(self.runs)
+        Columns::of_rows(self.runs)
             .left("algorithm", |run| run.algorithm)
             .right("chunks", |run| run.chunks)
             .right("µs", |run| microseconds(run.simulation.end_ps()))

@@ -1,6 +1,8 @@
-//! Estimates the bandwidths of the links between ranks if the caller has not supplied measured ones.
+//! Estimates the bandwidths of the links between ranks if the caller has not supplied measured
+//! ones.
 //!
-//! Every rank reports its own links, and the slowest of each tier counts, so all ranks choose by the same figures.
+//! Every rank reports its own links, and the slowest of each tier counts, so all ranks choose by
+//! the same figures.
 
 use peerlane_hal::{DynFabric, ErrorKind, Fabric, Link as FabricLink, LinkKind, Rank};
 
@@ -72,6 +74,7 @@ pub(super) fn of_all(offers: &[Offer], index: usize) -> Result<Links, Error> {
             slowest.network = links.network;
         }
     }
+
     slowest.ok_or_else(|| Error::new(ErrorKind::Mismatch, "no rank reported its links"))
 }
 

@@ -21,7 +21,8 @@
 //!
 //! ```
 //! use peerlane::group::{Started, WindowSlice};
-//! use peerlane::{Buffer, Channel, Group, GroupEnd, Lease, Notification, Operation, OwnedStart, Window};
+//! use peerlane::{Buffer, Channel, Group, GroupEnd, Lease, Notification, Operation};
+//! use peerlane::{OwnedStart, Window};
 //!
 //! fn is_send_and_sync<T: Send + Sync>() {}
 //! is_send_and_sync::<(Group, GroupEnd, Window<f32>, WindowSlice<f32>, Buffer<f32>)>();
@@ -33,7 +34,7 @@
 //
 // | file | holds |
 // | --- | --- |
-// | `mod.rs`, `options.rs` | [`Group`], and the options with which it opens |
+// | `mod.rs`, `options.rs` | [`Group`], and the options to open it |
 // | `split.rs` | smaller groups over the fabrics of a group |
 // | `operation/` | operations: description, plan, preparation, starts |
 // | `window/`, `buffer.rs`, `registration.rs` | registered memory, shared by operations or given to one |
@@ -125,9 +126,10 @@ use crate::topology::Topology;
 
 /// The ranks that run collective operations together, like a communicator in MPI or NCCL.
 ///
-/// A group prepares [operations](Operation) such as all-gathers, each with its memory. All ranks call
-/// the methods marked *collective* in the same order. When a rank is lost or a deadline passes, the group ends on every rank:
-/// all calls return the same error, and the outputs of unfinished operations are undefined.
+/// A group prepares [operations](Operation) such as all-gathers, each with its memory. All ranks
+/// call the methods marked *collective* in the same order. When a rank is lost or a deadline
+/// passes, the group ends on every rank: all calls return the same error, and the outputs of
+/// unfinished operations are undefined.
 ///
 /// ```
 /// use peerlane::bootstrap::{Bootstrap, in_process};
@@ -156,7 +158,8 @@ pub struct Group {
     splits: u64,
     users: Arc<WindowUses>,
     heap: Heap,
-    /// Windows whose release has failed. A peer may still write to their memory, even if the caller drops them.
+    /// Windows whose release has failed. A peer may still write to their memory, even if the caller
+    /// drops them.
     unreleased: Vec<Arc<window::Inner>>,
     proofs: Proofs,
     barrier: Option<Operation<u8>>,
@@ -188,6 +191,7 @@ struct Setup {
 impl Group {
     fn new(membership: Membership, setup: Setup, runtime: Arc<Runtime>, heap: Heap) -> Self {
         runtime.join_driver();
+
         Self {
             membership,
             setup,
@@ -205,7 +209,8 @@ impl Group {
         }
     }
 
-    /// Opens a group of the ranks that a bootstrap connects, with the default [options](GroupOptions). Collective.
+    /// Opens a group of the ranks that a bootstrap connects, with the default
+    /// [options](GroupOptions). Collective.
     ///
     /// # Errors
     /// As [`GroupOptions::open`].
@@ -223,7 +228,8 @@ impl Group {
         self.runtime.life.bootstrap.ranks()
     }
 
-    /// Returns the name of the group in errors, which [`GroupOptions::label`] sets; `None` for a first group without one.
+    /// Returns the name of the group in errors, which [`GroupOptions::label`] sets; `None` for a
+    /// first group without one.
     pub fn label(&self) -> Option<&str> {
         self.runtime.life.identity.label.as_deref()
     }
@@ -238,7 +244,8 @@ impl Group {
         self.runtime.life.timeout
     }
 
-    /// Returns the fabric that connects the ranks of a node, or all ranks if the group has only one fabric.
+    /// Returns the fabric that connects the ranks of a node, or all ranks if the group has only one
+    /// fabric.
     ///
     /// [`DynFabric::downcast_ref`] returns it with its type.
     pub fn fabric(&self) -> &DynFabric {
@@ -247,12 +254,14 @@ impl Group {
 
     /// Returns the backends and the GPU that this rank uses, and why they were chosen.
     ///
-    /// The GPU is known if the group was opened by the crate `peerlane`, or told by [`GroupOptions::selected`].
+    /// The GPU is known if the group was opened by the crate `peerlane`, or told by
+    /// [`GroupOptions::selected`].
     pub fn selection(&self) -> &Selection {
         &self.setup.selection
     }
 
-    /// Returns the link rates from which the group chooses algorithms for engines of the first kind.
+    /// Returns the link rates from which the group chooses algorithms for engines of the first
+    /// kind.
     pub fn links(&self) -> &Links {
         self.setup.engines[0].links()
     }
@@ -262,12 +271,14 @@ impl Group {
         &self.setup.engines
     }
 
-    /// Returns the record that names the cause of the group's end; `None` if the group has not ended.
+    /// Returns the record that names the cause of the group's end; `None` if the group has not
+    /// ended.
     pub fn abort_record(&self) -> Option<AbortRecord> {
         self.runtime.life.record()
     }
 
-    /// Returns a handle that reports the end of the group: as a file descriptor, as a future, or by a check.
+    /// Returns a handle that reports the end of the group: as a file descriptor, as a future, or by
+    /// a check.
     ///
     /// # Errors
     /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the process has no descriptor left.
@@ -301,9 +312,10 @@ impl Group {
 
     /// Waits until every rank of the group has called `barrier`. Collective.
     ///
-    /// In a group of two ranks, a barrier that one of them has passed does not fail on the other one, even if the first one is lost
-    /// right afterwards. In larger groups, the last signal of a third rank can still be under way then, and is not waited for. To
-    /// leave in order, call [`close`](Self::close).
+    /// In a group of two ranks, a barrier that one of them has passed does not fail on the other
+    /// one, even if the first one is lost right afterwards. In larger groups, the last signal of a
+    /// third rank can still be under way then, and is not waited for. To leave in order, call
+    /// [`close`](Self::close).
     ///
     /// # Errors
     /// The reason why the group has ended, or the rank that did not come in time.
@@ -324,9 +336,9 @@ impl Group {
 
     /// Sends `mine` to every rank and returns what each rank sent, in rank order. Collective.
     ///
-    /// It is for the control plane of a caller, such as the addresses of another library: the bytes, at most 4 MiB from each rank
-    /// (4,190,208 bytes) and 16 MiB in exchanges of several groups at once, pass through the hub. [`all_gather`](Self::all_gather) is for
-    /// data.
+    /// It is for the control plane of a caller, such as the addresses of another library: the
+    /// bytes, at most 4 MiB from each rank (4,190,208 bytes) and 16 MiB in exchanges of several
+    /// groups at once, pass through the hub. [`all_gather`](Self::all_gather) is for data.
     ///
     /// ```
     /// # use peerlane::bootstrap::{Bootstrap, in_process};
@@ -350,14 +362,15 @@ impl Group {
 
     /// Opens a new group of the ranks that remain after a rank was lost.
     ///
-    /// Every remaining rank calls it. The ranks keep their order and are numbered from 0, and the topology, timeout and other
-    /// options stay. The rank that the [abort record](Self::abort_record) names does not take part. Other ranks do if their
-    /// process runs and they call this before half of the [timeout](Self::timeout) has passed; whoever calls later gets an
-    /// error. After a partition of the network, the ranks of each part can form a group, so compare the number of ranks with
-    /// what the program needs.
+    /// Every remaining rank calls it. The ranks keep their order and are numbered from 0, and the
+    /// topology, timeout and other options stay. The rank that the [abort
+    /// record](Self::abort_record) names does not take part. Other ranks do if their process runs
+    /// and they call this before half of the [timeout](Self::timeout) has passed; whoever calls
+    /// later gets an error. After a partition of the network, the ranks of each part can form a
+    /// group, so compare the number of ranks with what the program needs.
     ///
-    /// Operations, windows and memory of the old group do not belong to the new one. A call that failed, because another
-    /// rank was lost meanwhile, can be repeated.
+    /// Operations, windows and memory of the old group do not belong to the new one. A call that
+    /// failed, because another rank was lost meanwhile, can be repeated.
     ///
     /// ```
     /// use peerlane::bootstrap::{Bootstrap, in_process};
@@ -380,13 +393,12 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the group has not ended;
-    /// the reason why the group has ended, if it names this rank;
-    /// [`Aborted`](ErrorKind::Aborted) if this rank called too late;
-    /// [`Timeout`](ErrorKind::Timeout) and [`PeerLost`](ErrorKind::PeerLost), naming the rank by its number in this group
-    /// until the new one is formed, and by its number there afterwards;
-    /// [`Unavailable`](ErrorKind::Unavailable) if the bootstrap or the fabric cannot be opened again, or the group was
-    /// [split](Self::split) from another one.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the group has not ended; the reason why
+    /// the group has ended, if it names this rank; [`Aborted`](ErrorKind::Aborted) if this rank
+    /// called too late; [`Timeout`](ErrorKind::Timeout) and [`PeerLost`](ErrorKind::PeerLost),
+    /// naming the rank by its number in this group until the new one is formed, and by its number
+    /// there afterwards; [`Unavailable`](ErrorKind::Unavailable) if the bootstrap or the fabric
+    /// cannot be opened again, or the group was [split](Self::split) from another one.
     pub fn shrink(&self) -> Result<Self, Error> {
         let Some(record) = self.abort_record() else {
             let text = "shrink: the group has not ended; only a group that lost a rank or was aborted can shrink";
@@ -428,11 +440,13 @@ impl Group {
             .open_with(bootstrap, reopen(&setup.fabric)?, network.transpose()?)
     }
 
-    /// Closes the group once every rank has called `close`; its operations can no longer start. Collective.
+    /// Closes the group once every rank has called `close`; its operations can no longer start.
+    /// Collective.
     ///
-    /// It releases what the group alone holds: its connections, its port, and its part of the heap of the group from which it was
-    /// split. Operations that outlive the group keep their own memory. All ranks can open the next group at the same address at
-    /// once: a rank that is early waits for those that have still to leave this one.
+    /// It releases what the group alone holds: its connections, its port, and its part of the heap
+    /// of the group from which it was split. Operations that outlive the group keep their own
+    /// memory. All ranks can open the next group at the same address at once: a rank that is early
+    /// waits for those that have still to leave this one.
     ///
     /// Peers treat a group that is dropped without being closed as lost.
     ///
@@ -445,13 +459,15 @@ impl Group {
 
         let deadline = Deadline::after(self.runtime.life.timeout);
         self.runtime.finish_children(deadline);
-        // Messages on streams may be in flight, because the agreement waits for those of the host only.
+        // Messages on streams may be in flight, because the agreement waits for those of the host
+        // only.
         let is_quiet = !self.runtime.has_channels() && !self.heap.has_leaked();
         let offer = Offer::default().blob(vec![u8::from(is_quiet)]);
         let offers = agree(&self.runtime, "close", Ok(offer), deadline)?;
         if !self.setup.is_split && offers.iter().all(|offer| offer.blobs == [[u8::from(true)]]) {
-            // SAFETY: every rank has completed its starts before it has taken part in the agreement (`agree`), and says there that it
-            // has no channel and none that was dropped with messages in flight. The replays of graphs are complete, which the callers of
+            // SAFETY: every rank has completed its starts before it has taken part in the agreement
+            // (`agree`), and says there that it has no channel and none that was dropped with
+            // messages in flight. The replays of graphs are complete, which the callers of
             // `capturable` guarantee.
             unsafe { self.heap.allow_reuse_of_flags() };
         }
@@ -526,7 +542,8 @@ mod tests {
 
     /// Runs `body` in a forked child, and returns whether it ended well and soon.
     fn ends_in_child(body: impl FnOnce()) -> bool {
-        // SAFETY: the child uses what this thread owns, and ends without destructors of the process.
+        // SAFETY: the child uses what this thread owns, and ends without destructors of the
+        // process.
         let child = unsafe { libc::fork() };
         if child == 0 {
             body();

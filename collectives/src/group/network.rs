@@ -1,4 +1,5 @@
-//! Tests whether the NIC can register device memory, and otherwise copies the data through host memory.
+//! Tests whether the NIC can register device memory, and otherwise copies the data through host
+//! memory.
 
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, PeerMemory, Rank, Region, Role, Space};
 use peerlane_staged::Staged;
@@ -68,6 +69,7 @@ pub(super) fn check_backends(topology: &Topology, reports: &[FabricReport]) -> R
             return Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank));
         }
     }
+
     Ok(())
 }
 

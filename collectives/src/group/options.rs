@@ -1,4 +1,4 @@
-//! The options with which a group of ranks is opened, and the exchange of addresses that opens it.
+//! Defines the options of a group of ranks, and exchanges the addresses that open it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,6 +48,7 @@ pub struct GroupOptions {
 impl Default for GroupOptions {
     fn default() -> Self {
         let timeout = Duration::from_secs(30);
+
         Self {
             label: None,
             timeout,
@@ -66,11 +67,11 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
-    /// Names the group in the errors of this rank, such as `group "tensor parallel"`.
+    /// Sets the name of the group in the errors of this rank, such as `group "tensor parallel"`.
     ///
-    /// A label has at most 256 bytes. By default, a group that was split from another one has the name of that call, such as
-    /// `split 2, color 0`, and the first group has none. The errors of a group that was split also name the ranks of the first
-    /// group.
+    /// A label has at most 256 bytes. By default, a group that was split from another one has the
+    /// name of that call, such as `split 2, color 0`, and the first group has none. The errors of a
+    /// group that was split also name the ranks of the first group.
     #[must_use]
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
@@ -84,15 +85,16 @@ impl GroupOptions {
         self
     }
 
-    /// Sets the timeout for opening the group, in which all ranks must start; by default the [timeout](Self::timeout) of operations.
+    /// Sets the timeout for opening the group, in which all ranks must start; by default the
+    /// [timeout](Self::timeout) of operations.
     #[must_use]
     pub fn start_timeout(mut self, timeout: Duration) -> Self {
         self.start_timeout = Some(timeout);
         self
     }
 
-    /// Sets which rank belongs to which node. It must be equal on all ranks. By default, ranks whose bootstrap reports
-    /// the same host share a node.
+    /// Sets which rank belongs to which node. It must be equal on all ranks. By default, ranks
+    /// whose bootstrap reports the same host share a node.
     #[must_use]
     pub fn topology(mut self, topology: Topology) -> Self {
         self.topology = Some(topology);
@@ -101,8 +103,9 @@ impl GroupOptions {
 
     /// Sets the link rates from which the group chooses algorithms and chunk sizes.
     ///
-    /// They can be the [links of a calibration](crate::cost::Calibration), and must be equal on all ranks. By default,
-    /// links are estimated from their kinds. Call it once for each [kind of engines](Links::engine) that was measured.
+    /// They can be the [links of a calibration](crate::cost::Calibration), and must be equal on all
+    /// ranks. By default, links are estimated from their kinds. Call it once for each [kind of
+    /// engines](Links::engine) that was measured.
     #[must_use]
     pub fn links(mut self, links: Links) -> Self {
         self.links.retain(|known| known.engine != links.engine);
@@ -110,18 +113,19 @@ impl GroupOptions {
         self
     }
 
-    /// Sets the kind of engines that operations use, such as `streams` or `sdma`. It must be equal on all ranks.
+    /// Sets the kind of engines that operations use, such as `streams` or `sdma`. It must be equal
+    /// on all ranks.
     ///
-    /// By default, each operation uses the kind with the shortest predicted time among those that all ranks
-    /// [offer](crate::Group::engines). An operation can override it.
+    /// By default, each operation uses the kind with the shortest predicted time among those that
+    /// all ranks [offer](crate::Group::engines). An operation can override it.
     #[must_use]
     pub fn engine(mut self, kind: impl Into<String>) -> Self {
         self.engine = Some(kind.into());
         self
     }
 
-    /// Sets whether preparing an operation fails instead of using a slower [fallback](crate::group::Fallback); off by
-    /// default.
+    /// Sets whether preparing an operation fails instead of using a slower
+    /// [fallback](crate::group::Fallback); off by default.
     ///
     /// An operation can override it.
     #[must_use]
@@ -130,47 +134,51 @@ impl GroupOptions {
         self
     }
 
-    /// Sets whether operations run beside kernels of the caller, and so take few compute units; off by default.
+    /// Sets whether operations run beside kernels of the caller, and so take few compute units; off
+    /// by default.
     ///
-    /// [`OperationBuilder::beside_compute`](crate::group::OperationBuilder::beside_compute) describes it, and overrides it for an
-    /// operation.
+    /// [`OperationBuilder::beside_compute`](crate::group::OperationBuilder::beside_compute)
+    /// describes it, and overrides it for an operation.
     #[must_use]
     pub fn beside_compute(mut self, beside_compute: bool) -> Self {
         self.beside_compute = beside_compute;
         self
     }
 
-    /// Sets whether a thread moves the transfers of this group, and of groups split from it, without calls; off by default.
+    /// Sets whether a thread moves the transfers of this group, and of groups split from it,
+    /// without calls; off by default.
     ///
-    /// Engines of the host and of some NICs move bytes only while a thread polls them. By default that is the thread that waits
-    /// or polls. With this, a thread of the group polls while something is open, which takes up to a processor, and sleeps
-    /// otherwise. All groups that are split from this one share it.
+    /// Engines of the host and of some NICs move bytes only while a thread polls them. By default
+    /// that is the thread that waits or polls. With this, a thread of the group polls while
+    /// something is open, which takes up to a processor, and sleeps otherwise. All groups that are
+    /// split from this one share it.
     #[must_use]
     pub fn progress_thread(mut self, progress_thread: bool) -> Self {
         self.progress_thread = progress_thread;
         self
     }
 
-    /// Sets the size in bytes of the first segment of the heap, from which operations take their inputs and outputs; by
-    /// default 2 MiB.
+    /// Sets the size in bytes of the first segment of the heap, from which operations take their
+    /// inputs and outputs; by default 2 MiB.
     ///
-    /// It must be equal on all ranks. The segment is allocated when the first operation is prepared. A larger one saves the
-    /// exchanges in which the heap grows.
+    /// It must be equal on all ranks. The segment is allocated when the first operation is
+    /// prepared. A larger one saves the exchanges in which the heap grows.
     #[must_use]
     pub fn heap_bytes(mut self, bytes: u64) -> Self {
         self.heap_bytes = Some(bytes);
         self
     }
 
-    /// Sets the number of this rank's GPU and the reasons for the choice of the fabrics, which [`Group::selection`] returns.
+    /// Sets the number of this rank's GPU and the reasons for the choice of the fabrics, which
+    /// [`Group::selection`] returns.
     #[must_use]
     pub fn selected(mut self, device: Option<u32>, reasons: Vec<String>) -> Self {
         (self.device, self.reasons) = (device, reasons);
         self
     }
 
-    /// Returns the timeout for opening the group. Without one, that is the timeout of operations, but
-    /// not less than `least`.
+    /// Returns the timeout for opening the group. Without one, that is the timeout of operations,
+    /// but not less than `least`.
     #[doc(hidden)]
     pub fn start_timeout_at_least(&self, least: Duration) -> Duration {
         self.start_timeout.unwrap_or_else(|| self.timeout.max(least))
@@ -204,10 +212,10 @@ impl GroupOptions {
         self.open_with(Box::new(bootstrap), DynFabric::new(fabric), None)
     }
 
-    /// Opens a group over two fabrics: `local` reaches the ranks of a node, `network` those of other nodes.
-    /// Collective. The caller's memory is the local fabric's; the network registers it too. Where it cannot, as with
-    /// memory of a device that the network does not reach, the bytes go through memory of the host, and the
-    /// [report](crate::group::Report) says so.
+    /// Opens a group over two fabrics: `local` reaches the ranks of a node, `network` those of
+    /// other nodes. Collective. The caller's memory is the local fabric's; the network registers it
+    /// too. Where it cannot, as with memory of a device that the network does not reach, the bytes
+    /// go through memory of the host, and the [report](crate::group::Report) says so.
     ///
     /// The local fabrics of different nodes may be of different backends.
     ///
@@ -495,8 +503,10 @@ impl PartOptions {
                 ("heap_bytes", heap_bytes.map_or("default".to_owned(), |it| it.to_string())),
             ]
         };
+
         let mut pairs = fields(self).into_iter().zip(fields(other));
         let ((name, own), (_, other)) = pairs.find(|(own, other)| own != other)?;
+
         Some((name, own, other))
     }
 }

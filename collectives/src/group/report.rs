@@ -59,7 +59,7 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanRange {
-    /// The largest size of all blocks together for which the plan is used, in bytes.
+    /// The largest size of all blocks together, in bytes, of a start that uses the plan.
     pub bytes_max: u64,
     /// The algorithm that moves the blocks between ranks.
     pub algorithm: Algorithm,
@@ -93,13 +93,15 @@ pub struct LaneReport {
     pub backend: BackendId,
     /// The kind of the engine, such as `streams` or `sdma`.
     pub kind: &'static str,
-    /// Whether the engine executes waits for flags itself; otherwise a thread of this rank polls the flags.
+    /// Whether the engine executes waits for flags itself; otherwise a thread of this rank polls
+    /// the flags.
     pub queued_waits: bool,
     /// Whether the engine makes progress only when a thread of this rank polls it.
     pub polled: bool,
 }
 
-/// The number of bytes that this rank moves inside its node, or over the network, in each start of an operation.
+/// The number of bytes that this rank moves inside its node, or over the network, in each start of
+/// an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TierReport {
@@ -111,7 +113,8 @@ pub struct TierReport {
     pub got_bytes: u64,
     /// The number of bytes that this rank copies from its own input to its own output; 0 in place.
     pub own_bytes: u64,
-    /// The number of bytes that the device's compute units copy; copy engines, NICs or processors copy the others.
+    /// The number of bytes that the device's compute units copy; copy engines, NICs or processors
+    /// copy the others.
     pub compute_bytes: u64,
 }
 
@@ -125,11 +128,13 @@ pub struct AdditionReport {
     pub bytes: u64,
 }
 
-/// A slower path, or one that uses compute units, that an operation takes because the best one is not available.
+/// A slower path, or one that uses compute units, that an operation takes because the best one is
+/// not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fallback {
-    /// Data between nodes is copied through host memory, because the NIC cannot register device memory.
+    /// Data between nodes is copied through host memory, because the NIC cannot register device
+    /// memory.
     Staged {
         /// The reason why the NIC cannot register this rank's memory.
         reason: Arc<str>,
@@ -138,7 +143,8 @@ pub enum Fallback {
     Link(LinkReport),
     /// Compute units of the device add the contributions of a reduction.
     Additions(AdditionReport),
-    /// Compute units of the device execute copies, such as a copy from the rank's input to its output.
+    /// Compute units of the device execute copies, such as a copy from the rank's input to its
+    /// output.
     Compute(TierReport),
     /// A host thread must poll an engine to finish operations on a stream.
     Driven(LaneReport),
@@ -163,6 +169,7 @@ impl fmt::Display for Fallback {
                 let way = self.name();
                 write!(f, "copies between nodes go {way}, because {reason}")
             }
+            // Each text says what to change, where something can be changed.
             Self::Link(LinkReport { peer, kind, .. }) => {
                 write!(f, "copies to rank {peer} go {}", kind.name())
             }
@@ -226,10 +233,12 @@ impl fmt::Display for Report {
         if shortest != longest {
             write!(f, "to {longest} ")?;
         }
+
         write!(f, "bytes a block in {chunks} chunk(s), {total_bytes} bytes in all, ")?;
         if self.tensors > 1 {
             write!(f, "{} tensors, ", self.tensors)?;
         }
+
         write!(f, "{outputs} output(s) in turn, flags {flags}")?;
         for PlanRange { bytes_max, algorithm, chunks, engine } in &self.shorter {
             write!(f, "; up to {bytes_max} bytes in all {algorithm} in {chunks} chunk(s)")?;
@@ -237,17 +246,21 @@ impl fmt::Display for Report {
                 write!(f, " by {engine}")?;
             }
         }
+
         for (engine, why) in &self.choice.refused_engines {
             write!(f, "; not by {engine}: {why}")?;
         }
+
         for fallback in &self.fallbacks {
             write!(f, "; {fallback}")?;
         }
+
         for LaneReport { lane, tier, backend, kind, queued_waits, .. } in &self.lanes {
             let waits = if *queued_waits { "queued" } else { "polled" };
             let network = if *tier == Tier::Network { " (network)" } else { "" };
             write!(f, "; lane {lane} on {backend}{network} by {kind}, waits {waits}")?;
         }
+
         for TierReport { tier, put_bytes, got_bytes, own_bytes, .. } in &self.tiers {
             if put_bytes + got_bytes + own_bytes > 0 {
                 write!(
@@ -256,6 +269,7 @@ impl fmt::Display for Report {
                 )?;
             }
         }
+
         Ok(())
     }
 }

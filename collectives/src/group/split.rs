@@ -1,4 +1,5 @@
-//! Splits groups into smaller ones, which use the fabrics, the heap, the bootstrap and the threads of the first group.
+//! Splits groups into smaller ones, which use the fabrics, the heap, the bootstrap and the threads
+//! of the first group.
 
 use std::collections::BTreeSet;
 
@@ -36,16 +37,18 @@ enum Part {
 }
 
 impl Group {
-    /// Splits the group: ranks with the same `color` form a new group, ordered by `key` and then by rank. Collective.
+    /// Splits the group: ranks with the same `color` form a new group, ordered by `key` and then by
+    /// rank. Collective.
     ///
-    /// Every rank of the group calls it. A rank without a color gets no group. The new group uses the fabrics, the bootstrap,
-    /// the threads and the heap of this one, so it needs no thread and no descriptor of its own until its operations need
-    /// more than 64 KiB of memory. It has this group's timeout and strictness; [`split_with`](Self::split_with) sets others, and a
+    /// Every rank of the group calls it. A rank without a color gets no group. The new group uses
+    /// the fabrics, the bootstrap, the threads and the heap of this one, so it needs no thread and
+    /// no descriptor of its own until its operations need more than 64 KiB of memory. It has this
+    /// group's timeout and strictness; [`split_with`](Self::split_with) sets others, and a
     /// [label](GroupOptions::label).
     ///
-    /// Each group ends by itself: a lost rank ends the groups that hold it, and the others go on. All groups end when the
-    /// group from which they were split is closed or dropped. Waiting for an operation of one group also moves those of the
-    /// others.
+    /// Each group ends by itself: a lost rank ends the groups that hold it, and the others go on.
+    /// All groups end when the group from which they were split is closed or dropped. Waiting for
+    /// an operation of one group also moves those of the others.
     ///
     /// ```
     /// use peerlane::bootstrap::{Bootstrap, in_process};
@@ -68,18 +71,20 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// The reason why the group has ended; [`Mismatch`](ErrorKind::Mismatch) if ranks of a new group have different options, or
-    /// call something else; [`PeerLost`](ErrorKind::PeerLost) and [`Timeout`](ErrorKind::Timeout), naming the rank;
-    /// [`Unavailable`](ErrorKind::Unavailable) if the [bootstrap](crate::bootstrap::Bootstrap::subgroup) cannot split a group.
+    /// The reason why the group has ended; [`Mismatch`](ErrorKind::Mismatch) if ranks of a new
+    /// group have different options, or call something else; [`PeerLost`](ErrorKind::PeerLost) and
+    /// [`Timeout`](ErrorKind::Timeout), naming the rank; [`Unavailable`](ErrorKind::Unavailable) if
+    /// the [bootstrap](crate::bootstrap::Bootstrap::subgroup) cannot split a group.
     pub fn split(&mut self, color: Option<u32>, key: i64) -> Result<Option<Self>, Error> {
         self.split_with(self.split_options(), color, key)
     }
 
-    /// Splits the group with options for the new group: its timeout, strictness and heap. Collective.
+    /// Splits the group with options for the new group: its timeout, strictness and heap.
+    /// Collective.
     ///
     /// # Errors
-    /// As [`split`](Self::split); [`InvalidArgument`](ErrorKind::InvalidArgument) for a zero timeout, and if links or a topology
-    /// are set, because these are the group's.
+    /// As [`split`](Self::split); [`InvalidArgument`](ErrorKind::InvalidArgument) for a zero
+    /// timeout, and if links or a topology are set, because these are the group's.
     pub fn split_with(
         &mut self,
         options: GroupOptions,
@@ -89,20 +94,23 @@ impl Group {
         self.divide(options, color.map_or(Part::None, |color| Part::Color { color, key }))
     }
 
-    /// Splits the group by lists of ranks: those of one list form a new group, in the order of the list. Collective.
+    /// Splits the group by lists of ranks: those of one list form a new group, in the order of the
+    /// list. Collective.
     ///
     /// Every rank of the group calls it, with the list that holds this rank.
     ///
     /// # Errors
-    /// As [`split`](Self::split); [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` does not hold this rank, names a rank
-    /// twice or one that does not exist; [`Mismatch`](ErrorKind::Mismatch) if a rank of the list has another list.
+    /// As [`split`](Self::split); [`InvalidArgument`](ErrorKind::InvalidArgument) if `ranks` does
+    /// not hold this rank, names a rank twice or one that does not exist;
+    /// [`Mismatch`](ErrorKind::Mismatch) if a rank of the list has another list.
     pub fn subgroup(&mut self, ranks: &[Rank]) -> Result<Self, Error> {
         let options = self.split_options();
         let ranks = ranks.iter().map(|rank| rank.0).collect();
         Ok(self.divide(options, Part::Ranks(ranks))?.expect("a list holds its own rank"))
     }
 
-    /// Returns the options with which [`split`](Self::split) opens a group: the timeout and the strictness of this one.
+    /// Returns the options of a group that [`split`](Self::split) opens, which are those of this
+    /// one.
     pub fn split_options(&self) -> GroupOptions {
         let options = GroupOptions::default().timeout(self.timeout()).strict(self.setup.strict);
         let options = match &self.setup.engine {
@@ -114,7 +122,8 @@ impl Group {
 
     fn divide(&mut self, options: GroupOptions, part: Part) -> Result<Option<Self>, Error> {
         self.runtime.life.check()?;
-        // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
+        // It counts when the ranks have agreed. A rank that refuses the call does not know which
+        // count would change.
         let number = self.splits + 1;
         let (name, deadline) = (format!("split {number}"), Deadline::after(self.timeout()));
         // Subgroups get blocks for flags in the pools that the group has.
@@ -259,6 +268,7 @@ fn check_wishes(name: &str, wishes: &[Wish]) -> Result<(), Error> {
             return Err(Error::new(ErrorKind::Mismatch, text).with_peer(member));
         }
     }
+
     Ok(())
 }
 

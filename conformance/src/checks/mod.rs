@@ -1,4 +1,5 @@
-//! Checks of `hal/CONTRACT.md`: one module for each section, and one public function for each sentence in bold.
+//! Checks of `hal/CONTRACT.md`: one module for each section, and one public function for each
+//! sentence in bold.
 //!
 //! Lanes and streams have no bold sentence: what the contract says about them binds the executor.
 
@@ -45,7 +46,8 @@ pub enum Need {
     BreakEngine,
     /// The engine runs reductions.
     Reduces,
-    /// Each engine has hardware queues of its own, or engines share so many that others go on while one is blocked.
+    /// Each engine has hardware queues of its own, or engines share so many that others go on while
+    /// one is blocked.
     HardwareQueues,
 }
 
@@ -57,7 +59,8 @@ pub struct Check {
     pub name: &'static str,
     /// The abilities without which the check is skipped.
     pub needs: &'static [Need],
-    /// What the author of a backend should look at first if the check fails: the usual cause in a new backend.
+    /// What the author of a backend should look at first if the check fails: the usual cause in a
+    /// new backend.
     pub next: &'static str,
     /// Runs the check.
     pub run: fn(&Erased) -> Outcome,
@@ -70,8 +73,8 @@ impl fmt::Debug for Check {
 }
 
 impl Check {
-    /// Names the sentence of the contract that does not hold, in front of the check's failure, and what to look at next behind
-    /// it.
+    /// Adds the sentence of the contract that does not hold, in front of the check's failure, and
+    /// what to look at next behind it.
     pub(crate) fn broken(&self, failure: Failure) -> Failure {
         let sentence = self.name.replace('_', " ");
         let broken =
@@ -104,8 +107,8 @@ macro_rules! run {
     };
 }
 
-// Each check has its needs in brackets, and its `next`: one imperative sentence of at most 140 characters. A `<typed>` check
-// runs on the fabric with its types.
+// Each check has its needs in brackets, and its `next`: one imperative sentence of at most 140
+// characters. A `<typed>` check runs on the fabric with its types.
 checks! {
     order::ops_to_one_peer_take_effect_in_submission_order []
         "Put all ops to one peer into one in-order queue in `submit`, or fence them if the device spreads copies over several.";
@@ -243,8 +246,8 @@ checks! {
         "Let `beside_compute` only move copies from compute units to copy engines or links, never the other way.";
 }
 
-/// The number of shared hardware queues for each engine that a check blocks: an engine has up to three streams, and two ranks may
-/// share a device.
+/// The number of shared hardware queues for each engine that a check blocks: an engine has up to
+/// three streams, and two ranks may share a device.
 pub(crate) const QUEUES_A_BLOCKED_ENGINE: u32 = 8;
 
 /// Holds what a harness can do; determined before its checks are listed.
@@ -303,6 +306,7 @@ impl Abilities {
             };
             if has { ControlFlow::Continue(()) } else { ControlFlow::Break(reason) }
         });
+
         missing.break_value()
     }
 }

@@ -8,11 +8,11 @@
 //! | ticket, `completed` | the completion signals of the copies, which the host reads |
 //! | `release` | drops what was not submitted to engines; a copy in flight does not depend on peers |
 //!
-//! Waits cannot be queued. An engine can only wait for a signal to become 0, while a wait needs a flag to be
-//! *at least* a value, written by any peer, the rank's other fabrics, the host or a NIC. [`Caps::queued_wait`]
-//! is therefore false, flags lie where the host can read them, and no stream of the caller can be forked
-//! from. Signals that processes share (`hsa_amd_ipc_signal_create`) do not help: they count down by one and
-//! hold no value.
+//! Waits cannot be queued. An engine can only wait for a signal to become 0, while a wait needs a
+//! flag to be *at least* a value, written by any peer, the rank's other fabrics, the host or a NIC.
+//! [`Caps::queued_wait`] is therefore false, flags lie where the host can read them, and no stream
+//! of the caller can be forked from. Signals that processes share (`hsa_amd_ipc_signal_create`) do
+//! not help: they count down by one and hold no value.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -58,8 +58,8 @@ const SLICE_OPS_MAX: usize = 256;
 const QUEUE_OPS: usize = 1024;
 /// The time that a parked rank spins before it sleeps.
 ///
-/// No event wakes it when a flag changes, so it spins longer and sleeps shorter than a rank whose device
-/// waits.
+/// No event wakes it when a flag changes, so it spins longer and sleeps shorter than a rank whose
+/// device waits.
 const SPIN: Duration = Duration::from_micros(100);
 const SLEEP_MAX: Duration = Duration::from_micros(50);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -79,7 +79,8 @@ pub(crate) struct SdmaQueue<R: SdmaRuntime = HsaSdma> {
 pub struct SdmaEngines {
     /// The rank of the peer, or this rank itself.
     pub peer: Rank,
-    /// The SDMA engines of puts and the rule that selected them, such as `SDMA 4+5 (of those idle)`.
+    /// The SDMA engines of puts and the rule that selected them, such as
+    /// `SDMA 4+5 (of those idle)`.
     pub put: String,
     /// The SDMA engines of gets and the rule that selected them.
     pub get: String,
@@ -180,7 +181,8 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
     }
 
     fn progress(&mut self) -> Result<(), R::Error> {
-        // SAFETY: the contract of `submit` keeps every pushed command valid until its ticket completes.
+        // SAFETY: the contract of `submit` keeps every pushed command valid until its ticket
+        // completes.
         let progressed = unsafe { self.queue.progress() };
         if self.state.keep(progressed)? {
             self.parker.busy();
@@ -228,7 +230,8 @@ impl<R: SdmaRuntime> SdmaQueue<R> {
 
     pub(crate) fn release(&mut self) -> Result<(), R::Error> {
         self.state.release();
-        // A poisoned engine is released too: copies that depend on a failed one occupy an SDMA engine.
+        // A poisoned engine is released too: copies that depend on a failed one occupy an SDMA
+        // engine.
         self.queue.release();
         self.state.check()
     }
@@ -262,7 +265,8 @@ mod tests {
     use super::set::SdmaSet;
     use super::*;
 
-    /// A test buffer, to be declared before the engine, which waits for its copies when it is dropped.
+    /// A test buffer, to be declared before the engine, which waits for its copies when it is
+    /// dropped.
     #[derive(Debug)]
     struct Bytes {
         words: Vec<AtomicU64>,

@@ -61,7 +61,8 @@ pub(super) struct OperationSpec {
     pub(super) in_place: bool,
     pub(super) outputs: Option<u32>,
     pub(super) capturable: bool,
-    /// Whether input and output must be in windows, because the caller gets no handle to other memory.
+    /// Whether input and output must be in windows, because the caller gets no handle to other
+    /// memory.
     pub(super) needs_windows: bool,
     pub(super) any_engine: bool,
     pub(super) priority: Priority,
@@ -117,9 +118,11 @@ impl Request {
             has_inbox: spec.collective.is_reduction(),
             windows: BTreeMap::new(),
         };
+
         request.set_input(spec, layout, me, group)?;
         request.set_output(spec, layout, me, group)?;
         request.places.check(layout, me)?;
+
         match &request.extents[..] {
             [one, two] if one.conflicts(two) => Err(invalid(format!(
                 "input and output overlap: the input is bytes {} to {} of window {}, the output is \
@@ -144,7 +147,8 @@ impl Request {
         }
         let Some((window, begin)) = &spec.source else { return Ok(()) };
         let range = elements(spec.dtype, *begin, layout.input_bytes(me));
-        let position = self.enter(spec.dtype, BufferId::INPUT, (window, range), false, group)?;
+        let position =
+            self.add_window(spec.dtype, BufferId::INPUT, (window, range), false, group)?;
         self.places.input = InputPlacement::Contiguous(position);
         Ok(())
     }
@@ -182,16 +186,17 @@ impl Request {
             Target::Window(window, begin) => {
                 let range = elements(spec.dtype, *begin, layout.output_bytes(me));
                 let position =
-                    self.enter(spec.dtype, BufferId::OUTPUT, (window, range), true, group)?;
+                    self.add_window(spec.dtype, BufferId::OUTPUT, (window, range), true, group)?;
                 self.places.output = OutputPlacement::Contiguous(position);
                 self.fields.push(("window".to_owned(), window.number.to_string()));
                 self.fields.push(("begin in the window".to_owned(), begin.to_string()));
             }
         }
+
         Ok(())
     }
 
-    fn enter(
+    fn add_window(
         &mut self,
         dtype: DType,
         buffer: BufferId,
@@ -255,6 +260,7 @@ fn check(spec: &OperationSpec) -> Result<(), Error> {
              `output_into` with `in_place` or `input_from`, or call `prepare`"
         )));
     }
+
     let text = if spec.in_place && (!spec.inputs.is_empty() || spec.source.is_some()) {
         "an input buffer is given, expected none: in place, the input is the rank's block of \
              the output"
@@ -265,6 +271,7 @@ fn check(spec: &OperationSpec) -> Result<(), Error> {
     } else {
         return Ok(());
     };
+
     Err(invalid(text.to_owned()))
 }
 

@@ -1,4 +1,4 @@
-//! Defines the traits with which a GPU backend gets the [fabric](crate::peers) of one host.
+//! Defines the traits that give a GPU backend the [fabric](crate::peers) of one host.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::peers::DeviceId;
 use crate::regions::{Local, Remote};
 use crate::streams::SignalBy;
 
-/// The options with which a backend opens a GPU fabric, as far as the toolkit reads them.
+/// The options of a GPU fabric, as far as the toolkit reads them.
 pub trait PeerOptions: Debug + Clone + Send + Sync + 'static {
     /// Returns the default options for the device with the given ordinal.
     fn on_device(ordinal: u32) -> Self;
@@ -28,9 +28,10 @@ pub trait PeerOptions: Debug + Clone + Send + Sync + 'static {
 /// A GPU that accesses the memory of other GPUs of the host.
 ///
 /// # Safety
-/// [`device_id`](Self::device_id) is that of this device. An [`engine`](Self::engine) belongs to the given context and reaches the
-/// peers of the request, under the contract of [`CopyEngine`]. [`try_signal`](Self::try_signal) accesses only the flag, and returns a
-/// method whose signals keep the order after copies.
+/// [`device_id`](Self::device_id) is that of this device. An [`engine`](Self::engine) belongs to
+/// the given context and reaches the peers of the request, under the contract of [`CopyEngine`].
+/// [`try_signal`](Self::try_signal) accesses only the flag, and returns a method whose signals keep
+/// the order after copies.
 pub unsafe trait PeerDevice: RegionDevice {
     /// The description of the device for the user, as discovery returns it.
     type DeviceInfo: Debug;
@@ -43,8 +44,8 @@ pub unsafe trait PeerDevice: RegionDevice {
     /// Opens a context on the device that the options name.
     ///
     /// # Errors
-    /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a driver or a
-    /// device or if another process holds the device, and
+    /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a
+    /// driver or a device or if another process holds the device, and
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if there is no such device.
     fn open(options: &Self::Options) -> Result<Arc<Self>, Self::Error>;
 
@@ -54,7 +55,8 @@ pub unsafe trait PeerDevice: RegionDevice {
     /// Returns the UUID and the names of the device, which its peers get.
     fn device_id(&self) -> DeviceId;
 
-    /// Returns whether this device and another one can access each other's memory, as the driver says.
+    /// Returns whether this device and another one can access each other's memory, as the driver
+    /// says.
     ///
     /// # Errors
     /// Returns the driver's error.
@@ -66,7 +68,8 @@ pub unsafe trait PeerDevice: RegionDevice {
     /// Returns an error if no method works.
     fn try_signal(&self, flag: DevicePtr) -> Result<SignalBy, Self::Error>;
 
-    /// Returns whether the fabric must allocate flags in host memory, because its engines queue no waits.
+    /// Returns whether the fabric must allocate flags in host memory, because its engines queue no
+    /// waits.
     fn needs_host_flags(&self, options: &Self::Options) -> bool {
         let _ = options;
         false
@@ -91,13 +94,15 @@ pub unsafe trait PeerDevice: RegionDevice {
         request: EngineRequest,
     ) -> Result<Self::Engine, Self::Error>;
 
-    /// Returns the toolkit's error inside a backend's error, or `None` if the error is the driver's.
+    /// Returns the toolkit's error inside a backend's error, or `None` if the error is the
+    /// driver's.
     fn fault(error: &Self::Error) -> Option<&Fault>;
 
-    /// Returns whether an error means that a device cannot access the memory that it was asked to map.
+    /// Returns whether an error means that a device cannot access the memory that it was asked to
+    /// map.
     fn is_no_access(error: &Self::Error) -> bool;
 
-    /// Turns an error of the driver into the reason why a peer is not reachable. An error that is not the driver's
-    /// stays unchanged, and so does that of a lost device.
+    /// Turns an error of the driver into the reason why a peer is not reachable. An error that is
+    /// not the driver's stays unchanged, and so does that of a lost device.
     fn unreachable(error: Self::Error, text: String) -> Self::Error;
 }

@@ -60,8 +60,8 @@ handles! {
 }
 
 impl StreamHandle {
-    /// Names the default stream that a handle stands for, or returns `None` for a stream that was created. CUDA and HIP
-    /// use the same numbers.
+    /// Returns the name of the default stream that a handle stands for, or returns `None` for a
+    /// stream that was created. CUDA and HIP use the same numbers.
     pub fn default_stream(self) -> Option<&'static str> {
         match self.0 as usize {
             0 => Some("the default stream (a null handle)"),
@@ -79,14 +79,16 @@ pub enum CaptureState {
     None,
     /// The stream captures its work, and the driver gives this number to the capture.
     Active(u64),
-    /// The stream captures or its capture was invalidated, but the driver does not tell captures apart.
+    /// The stream captures or its capture was invalidated, but the driver does not tell captures
+    /// apart.
     Unknown,
 }
 
 /// Whether a driver runs several word operations of one call in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// One call takes several word operations, runs them in order, and costs about as much as one operation.
+    /// One call takes several word operations, runs them in order, and costs about as much as one
+    /// operation.
     Trusted,
     /// A probe decides whether one call runs its word operations in order.
     Probe,
@@ -148,23 +150,25 @@ pub struct StreamLimits {
     pub copy_engines: u32,
     /// The largest number of streams that an engine uses for copies to peers.
     pub peer_streams_max: usize,
-    /// The largest copy in bytes that is faster on one stream than on several, if one call takes the copies to all
-    /// peers.
+    /// The largest copy in bytes that is faster on one stream than on several, if one call takes
+    /// the copies to all peers.
     pub one_stream_bytes_max: u64,
-    /// The largest number of streams besides the main stream that a captured graph uses. With more, graphs ran
-    /// their branches one after the other.
+    /// The largest number of streams besides the main stream that a captured graph uses. With more,
+    /// graphs ran their branches one after the other.
     pub captured_sides_max: usize,
     /// The largest number of bytes that one copy of the driver takes.
     pub piece_bytes_max: u64,
     /// The largest copy of a rank's own block, in bytes, that goes over the link by default.
     pub self_copy_link_bytes_max: Option<u64>,
-    /// The largest copy of a rank's own block, in bytes, that goes over the link by default in a captured graph.
+    /// The largest copy of a rank's own block, in bytes, that goes over the link by default in a
+    /// captured graph.
     pub self_copy_link_captured_bytes_max: Option<u64>,
     /// The hardware queues that all streams of the process share.
     pub shared_queues: SharedQueues,
 }
 
-/// Returns the number of hardware queues, read from an environment variable up to `max`, or else `default`.
+/// Returns the number of hardware queues, read from an environment variable up to `max`, or else
+/// `default`.
 pub fn shared_queues(variable: &'static str, default: u32, max: u32) -> SharedQueues {
     let set = std::env::var(variable).ok().and_then(|text| text.trim().parse().ok());
     let count = set.filter(|count| *count > 0).unwrap_or(default).min(max);
@@ -183,7 +187,8 @@ pub enum Reachability {
     },
     /// The devices cannot access each other's memory, for the given reason.
     Unreachable(&'static str),
-    /// The other device is not visible in this process, so only an import shows whether it can be reached.
+    /// The other device is not visible in this process, so only an import shows whether it can be
+    /// reached.
     NotVisible,
 }
 
@@ -198,7 +203,7 @@ pub struct ConnectedPeer {
     pub kind: LinkKind,
 }
 
-/// The parameters with which a fabric creates an engine.
+/// The parameters of an engine that a fabric creates.
 #[derive(Clone, Debug)]
 pub struct EngineRequest {
     /// The rank that the engine serves.

@@ -7,8 +7,8 @@ use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::control_groups::ControlGroups;
 
-/// The address space in bytes that a thread needs: its stack, its signal stack and the first blocks of its heap, with a
-/// reserve for threads that start at the same time.
+/// The address space in bytes that a thread needs: its stack, its signal stack and the first blocks
+/// of its heap, with a reserve for threads that start at the same time.
 pub(super) const THREAD_BYTES: u64 = 4 << 20;
 
 const KIB: u64 = 1024;
@@ -38,7 +38,8 @@ impl Limit {
         getrlimit(self.resource).current
     }
 
-    /// Describes the limit of `of`, such as the user, and how to raise it; `None` if there is no limit.
+    /// Describes the limit of `of`, such as the user, and how to raise it; `None` if there is no
+    /// limit.
     fn text(&self, of: &str, used: Option<u64>) -> Option<String> {
         let rlimit = getrlimit(self.resource);
         let soft = rlimit.current?;
@@ -47,9 +48,11 @@ impl Limit {
             Some(hard) if hard > soft => format!("the hard limit is {}", hard / self.unit),
             Some(_) => "the hard limit is the same, so this needs root".to_owned(),
         };
+
         let used = used
             .map(|used| format!(", of which {} are used", used / self.unit))
             .unwrap_or_default();
+
         Some(format!(
             "the limit of the {of} is {} {}{used}: raise it with `ulimit -{}` ({hard})",
             soft / self.unit,
@@ -72,7 +75,8 @@ pub(super) fn limit_of(errno: Errno) -> Option<String> {
     }
 }
 
-/// Returns the limits that keep a thread or process from starting, where a thread needs `bytes` bytes of address space.
+/// Returns the limits that keep a thread or process from starting, where a thread needs `bytes`
+/// bytes of address space.
 pub(super) fn limit_of_threads(bytes: u64) -> Option<String> {
     if lacks_address_space(bytes) {
         return address_space_limit();
@@ -115,8 +119,8 @@ fn address_space_bytes() -> Option<u64> {
     text.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(PAGE_BYTES)
 }
 
-/// Checks that a file, such as shared memory, may have `bytes` bytes. The kernel answers a larger size with the signal
-/// `SIGXFSZ`, which ends the process.
+/// Checks that a file, such as shared memory, may have `bytes` bytes. The kernel answers a larger
+/// size with the signal `SIGXFSZ`, which ends the process.
 ///
 /// # Errors
 /// Returns [`Errno::FBIG`] if the limit is smaller.

@@ -61,6 +61,7 @@ impl<V: Vendor> Address<V> {
                 "the address starts with the bytes {magic:02x?}, expected {MAGIC:02x?}"
             ));
         }
+
         let version = reader.u16("version").map_err(short)?;
         if version != VERSION {
             return malformed(format!(
@@ -68,6 +69,7 @@ impl<V: Vendor> Address<V> {
                  all ranks"
             ));
         }
+
         let backend = BackendId(reader.u16("backend").map_err(short)?);
         if backend != V::BACKEND {
             return malformed(format!(
@@ -75,10 +77,12 @@ impl<V: Vendor> Address<V> {
                 V::BACKEND
             ));
         }
+
         let rank = Rank(reader.u32("rank").map_err(short)?);
         if rank != peer {
             return malformed(format!("the address belongs to rank {rank}, expected rank {peer}"));
         }
+
         let host = Host::read(&mut reader).map_err(short)?;
         let uuid = reader.array("device").map_err(short)?;
         let divided = match reader.u16("division").map_err(short)? {
@@ -89,6 +93,7 @@ impl<V: Vendor> Address<V> {
                 ));
             }
         };
+
         let mut name = |field| read_name(&mut reader, field).map_err(short);
         let text = name("id of the device")?;
         let device = DeviceId { uuid, divided, text, name: name("name of the device")? };
@@ -100,6 +105,7 @@ impl<V: Vendor> Address<V> {
                 reader.rest().len()
             ));
         }
+
         match Key::decode(key) {
             Ok(probe) if probe.rank != rank || probe.device != uuid => {
                 malformed("its key is of another rank or device".to_owned())

@@ -1,16 +1,16 @@
-//! A fabric for the GPUs of one host, whose ranks access each other's memory directly.
+//! Implements a fabric for the GPUs of one host, whose ranks access each other's memory directly.
 //!
 //! A backend implements [`PeerDevice`] and names its `Fabric` by [`Fabric`].
 //!
-//! The address of a rank names its host, process and device, and holds the key of a few flags. `connect`
-//! imports these flags. An obstacle to an all-gather (another host, disabled access between the devices, a
-//! process that has ended) is found there. Where two devices do not reach each other, the memory that their
-//! ranks allocate from then on is host memory, unless the options are `strict`. Both ranks of a pair must
-//! decide alike, because each allocates the memory that the other one imports; so one working direction is
-//! not enough.
+//! The address of a rank names its host, process and device, and holds the key of a few flags.
+//! `connect` imports these flags. An obstacle to an all-gather (another host, disabled access
+//! between the devices, a process that has ended) is found there. Where two devices do not reach
+//! each other, the memory that their ranks allocate from then on is host memory, unless the options
+//! are `strict`. Both ranks of a pair must decide alike, because each allocates the memory that the
+//! other one imports; so one working direction is not enough.
 //!
-//! Before the first engine is created, a signal is written to the flags of each peer and read back, because
-//! not every driver writes to a peer's address from a stream.
+//! Before the first engine is created, a signal is written to the flags of each peer and read back,
+//! because not every driver writes to a peer's address from a stream.
 
 mod address;
 
@@ -38,8 +38,8 @@ struct Peer<D: PeerDevice> {
     device: DeviceId,
     kind: LinkKind,
     bytes_per_second: Option<f64>,
-    /// Flags of the peer for a test of signals, or `None` if this rank's device cannot reach the peer. Each rank writes
-    /// the flag with its own number.
+    /// Flags of the peer for a test of signals, or `None` if this rank's device cannot reach the
+    /// peer. Each rank writes the flag with its own number.
     flags: Option<Remote<D>>,
 }
 
@@ -57,13 +57,14 @@ pub struct Fabric<D: PeerDevice> {
 }
 
 impl<D: PeerDevice> Fabric<D> {
-    /// Opens the fabric of rank `rank` in a group of `ranks` ranks on the device with the ordinal `device`.
-    /// Several ranks may share one device, in one process or in several.
+    /// Opens the fabric of rank `rank` in a group of `ranks` ranks on the device with the ordinal
+    /// `device`. Several ranks may share one device, in one process or in several.
     ///
     /// # Errors
-    /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a driver or a
-    /// device or if another process holds the device, and
-    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if there is no such rank or device.
+    /// Returns an error of kind [`Unavailable`](peerlane_hal::ErrorKind::Unavailable) without a
+    /// driver or a device or if another process holds the device, and
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if there is no such rank or
+    /// device.
     pub fn open(rank: Rank, ranks: usize, device: u32) -> Result<Self, D::Error> {
         Self::open_with(rank, ranks, D::Options::on_device(device))
     }
@@ -179,6 +180,7 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
             );
             return Err(Fault::Argument(text).into());
         }
+
         let Address { host, device, probe, .. } = Address::decode(peer, address)?;
         Host::own().check_reaches(self.rank(), peer, &host)?;
         let expected = self.ranks as u64 * WORD_BYTES;
@@ -192,12 +194,14 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
             );
             return Err(Fault::Mismatch(text).into());
         }
+
         let found = self.access_to(peer, &device, &probe, deadline)?;
         let PeerAccess { kind, bytes_per_second, flags, unreachable } = found;
         let owner = Owner { process: probe.process, device: probe.device };
         self.memory.connect(peer, owner, unreachable);
         let known = Peer { device, kind, bytes_per_second, flags };
         self.peers[peer.index()] = Some(known);
+
         Ok(())
     }
 
@@ -260,7 +264,8 @@ impl<D: PeerDevice> Fabric<D> {
                 let flags = import().map_err(|error| refused::<D>(peer, device, error))?;
                 direct(kind, bytes_per_second, flags)
             }
-            // The import shows whether there is access; the link that carries the bytes stays unknown.
+            // The import shows whether there is access; the link that carries the bytes stays
+            // unknown.
             Reachability::NotVisible => match import() {
                 Ok(flags) => direct(LinkKind::Pcie, None, flags),
                 Err(error) if D::is_no_access(&error) => Ok(self.via_host(
@@ -288,13 +293,16 @@ impl<D: PeerDevice> Fabric<D> {
             own.label(),
             device.label()
         );
+
         if self.options.is_strict() {
             return Err(Fault::Unavailable(format!(
                 "{unreachable}; the option `strict` forbids copies through host memory: use \
                  devices with peer access, or turn `strict` off"
             )));
         }
+
         let (kind, bytes_per_second) = (LinkKind::HostStaged, None);
+
         Ok(PeerAccess { kind, bytes_per_second, flags: None, unreachable: Some(unreachable) })
     }
 }
@@ -321,7 +329,8 @@ type Pair = (BackendId, [u8; 16], [u8; 16]);
 
 static SIGNAL_PROBES: LazyLock<Mutex<HashMap<Pair, SignalBy>>> = LazyLock::new(Mutex::default);
 
-/// Returns how signals are written between two devices, from a cache or by a probe. Errors are not cached.
+/// Returns how signals are written between two devices, from a cache or by a probe. Errors are not
+/// cached.
 ///
 /// # Errors
 /// Returns the error of the probe.

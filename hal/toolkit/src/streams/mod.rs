@@ -1,4 +1,5 @@
-//! Implements an engine on the streams of a GPU, with copies, word writes and word waits as drivers offer them.
+//! Implements an engine on the streams of a GPU, with copies, word writes and word waits as drivers
+//! offer them.
 //!
 //! A backend implements [`StreamDevice`] for its context. Its engine is then [`Engine`].
 //!
@@ -13,9 +14,9 @@
 //! | a slice while that stream captures | the same calls with separate streams and events, and no ticket |
 //! | `release` | a dedicated stream, or the host, writes the awaited values |
 //!
-//! The cost for the host is the number of calls: an out-of-place start of a direct all-gather on four
-//! devices is one or two batches, four copies, four recorded events and four event waits. The steady
-//! state allocates nothing and takes no lock.
+//! The cost for the host is the number of calls: an out-of-place start of a direct all-gather on
+//! four devices is one or two batches, four copies, four recorded events and four event waits. The
+//! steady state allocates nothing and takes no lock.
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -73,26 +74,27 @@ pub enum SignalBy {
     Copy,
 }
 
-/// The largest number of ops in one submission, because more than [`COMMANDS_MAX`] commands on one stream could
-/// block the caller, and a slice must fit an empty queue.
+/// The largest number of ops in one submission, because more than [`COMMANDS_MAX`] commands on one
+/// stream could block the caller, and a slice must fit an empty queue.
 const SLICE_OPS_MAX: usize = 256;
-/// The smallest number of copies with a constant stride that go onto their stream as rows of one copy. Any two copies have one,
-/// and together with others they cost less in one batch.
+/// The smallest number of copies with a constant stride that go onto their stream as rows of one
+/// copy. Any two copies have one, and together with others they cost less in one batch.
 const ROWS_MIN: u64 = 4;
-/// Returns an upper bound on the commands that `ops` ops enqueue on one stream. These are two for each op, more if
-/// every op is several memory operations, and the events around them.
+/// Returns an upper bound on the commands that `ops` ops enqueue on one stream. These are two for
+/// each op, more if every op is several memory operations, and the events around them.
 const fn commands_max(ops: usize) -> usize {
     ops * 19 / 8 + 8
 }
 const _: () = assert!(commands_max(SLICE_OPS_MAX) <= COMMANDS_MAX);
 
-/// The most blocks of threads of a reduction beside kernels of the caller, unless the backend is told
-/// another number: an eighth of the multiprocessors of an H100. They add faster than a link brings
-/// contributions (docs/perf/cuda-additions.md).
+/// The most blocks of threads of a reduction beside kernels of the caller, unless the backend is
+/// told another number: an eighth of the multiprocessors of an H100. They add faster than a link
+/// brings contributions (docs/perf/cuda-additions.md).
 const REDUCE_BLOCKS_BESIDE_COMPUTE: u32 = 16;
 
 const SPIN: Duration = Duration::from_micros(20);
-/// A parked thread may sleep this long between two checks, because the streams wait for flags themselves.
+/// A parked thread may sleep this long between two checks, because the streams wait for flags
+/// themselves.
 const SLEEP_MAX: Duration = Duration::from_micros(200);
 /// After this many submissions, `completed` queries the driver even right after a submit.
 const SUBMITS_MAX: usize = 16;
@@ -125,7 +127,7 @@ fn caps<D: StreamDevice>(context: &D, limits: &StreamLimits, words_together: boo
     }
 }
 
-/// The parameters with which a backend opens a stream engine.
+/// The parameters of a stream engine.
 #[derive(Clone, Debug)]
 pub struct EngineSetup {
     /// The rank that the engine serves.
@@ -140,7 +142,8 @@ pub struct EngineSetup {
     pub staged: bool,
     /// The peers that use the same device as this rank.
     pub on_device: Vec<Rank>,
-    /// The largest number of blocks of threads that run a reduction, or `None` for the number that the device suggests.
+    /// The largest number of blocks of threads that run a reduction, or `None` for the number that
+    /// the device suggests.
     pub reduce_blocks: Option<u32>,
 }
 
@@ -212,8 +215,8 @@ struct Hardware<D: StreamDevice> {
     captures: Captures<D>,
     release: Releaser<D>,
     words: Option<SignalWords>,
-    /// Device buffers for copies between two host regions, one set for eager and one for captured work, because
-    /// both may run at the same time.
+    /// Device buffers for copies between two host regions, one set for eager and one for captured
+    /// work, because both may run at the same time.
     bounces: Option<[BounceBuffers; 2]>,
     page: PinnedPage,
     joined: Event<D>,
@@ -223,8 +226,8 @@ impl<D: StreamDevice> Engine<D> {
     /// Creates an engine that reaches the peers `setup.peers`.
     ///
     /// # Errors
-    /// Returns an error of kind `Unavailable` if the driver or the device lacks a feature that signals and
-    /// waits need, and the driver's error.
+    /// Returns an error of kind `Unavailable` if the driver or the device lacks a feature that
+    /// signals and waits need, and the driver's error.
     pub fn open(context: Arc<D>, setup: EngineSetup) -> Result<Self, D::Error> {
         let EngineSetup { rank, peers, signal, self_copy, staged, on_device, reduce_blocks } =
             setup;
@@ -292,8 +295,8 @@ impl<D: StreamDevice> Engine<D> {
         })
     }
 
-    /// Asks the driver which submissions are complete, except while a graph must be released. Then the launch
-    /// of a further graph may hold a lock of the driver until the release is complete.
+    /// Asks the driver which submissions are complete, except while a graph must be released. Then
+    /// the launch of a further graph may hold a lock of the driver until the release is complete.
     ///
     /// A lost device reports its error at the next query of any event.
     fn settle(&mut self) -> Result<(), D::Error> {
@@ -346,8 +349,8 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
             let (main, sides) = (stream.raw(), *sides);
             return match self.record(&totals, main, sides) {
                 Ok(()) => Ok(Ticket(self.pending.last())),
-                // An error in a capture usually concerns the capture only, and the eager work of the engine
-                // goes on.
+                // An error in a capture usually concerns the capture only, and the eager work of
+                // the engine goes on.
                 Err(error) if error.kind() != ErrorKind::DeviceLost => Err(error),
                 Err(error) => self.state.keep(Err(error)),
             };
@@ -366,8 +369,8 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
 
     fn completed(&mut self) -> Result<Ticket, D::Error> {
         self.state.check()?;
-        // Right after a submit hardly anything has changed, and a query of the driver costs as much as a
-        // copy.
+        // Right after a submit hardly anything has changed, and a query of the driver costs as much
+        // as a copy.
         let hurried = std::mem::take(&mut self.just_submitted) && self.submits < SUBMITS_MAX;
         if !hurried {
             self.submits = 0;
@@ -579,6 +582,7 @@ impl<D: StreamDevice> Engine<D> {
                 Some(Busy { word, waits, begun: false })
             }
         };
+
         let _entered = self.context.enter()?;
         hardware.captures.note_use();
         self.stream_plan.begin(totals, sides, false);
@@ -600,10 +604,12 @@ impl<D: StreamDevice> Engine<D> {
             busy,
             commands: [0; 2],
         };
+
         emitter.begin();
         let back = self.self_copy.back(&self.limits, totals, self.stream_plan.peer_streams(), true);
         mark_link_copies(back, &self.steps, &mut self.marks);
         emit_steps(&mut emitter, (&self.steps, &self.marks, &self.sources), &mut self.stream_plan)?;
+
         emitter.end()
     }
 }
