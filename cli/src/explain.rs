@@ -55,7 +55,7 @@ fn parse_topology(text: &str) -> std::result::Result<Topology, String> {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let usage = |error: peerlane::Error| Failure::usage(error.to_string());
     let topology = &options.nodes;
-    let goal = options.plan.goal.goal(topology.ranks())?;
+    let goal = options.plan.goal.goal(topology.ranks(), options.plan.in_place)?;
     let block_bytes = block_bytes("--block-bytes", &options.block_bytes, topology.ranks())?;
     let forms = goal.forms(&block_bytes, options.plan.in_place).map_err(usage)?;
 

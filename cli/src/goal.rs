@@ -16,6 +16,9 @@ pub(crate) struct Goal {
     pub(crate) collective: Collective,
     /// Whether each pair of ranks has a block length of its own, as in an all-to-all-v.
     pub(crate) is_by_pair: bool,
+    /// The form of an all-reduce that the user names. If it is whole, `collective` is that of its
+    /// plans.
+    form: Option<Form>,
 }
 
 /// One form of a collective, with the collective of its plans.
@@ -31,7 +34,7 @@ pub(crate) struct GoalForm {
 /// MiB.
 const RANKS_BY_PAIR_MAX: usize = 4096;
 
-const BY_PAIR: Goal = Goal { collective: Collective::AllToAll, is_by_pair: true };
+const BY_PAIR: Goal = Goal { collective: Collective::AllToAll, is_by_pair: true, form: None };
 
 /// The options that select the collective of a plan, a simulation or a prediction.
 #[derive(Args, Clone, Debug)]
@@ -41,6 +44,19 @@ pub(crate) struct GoalOptions {
     collective: Goal,
     #[command(flatten)]
     root: RootOption,
+    /// Set the form of an all-reduce, either whole (every rank adds everything) or in-parts (each
+    /// rank adds one part and passes it on) [default: the faster one in `explain`, otherwise
+    /// in-parts]
+    #[arg(long, value_name = "FORM", value_parser = form_parser())]
+    form: Option<Form>,
+}
+
+/// Returns the name of a form on the command line.
+pub(crate) fn form_name(form: &Form) -> &'static str {
+    match form {
+        Form::Whole => "whole",
+        Form::InParts => "in-parts",
+    }
 }
 
 #[derive(Args, Clone, Copy, Debug)]
@@ -57,19 +73,34 @@ pub(crate) fn parser(goals: impl Iterator<Item = Goal>) -> impl TypedValueParser
     PossibleValuesParser::new(values).map(move |name| find(name).expect("one of the names"))
 }
 
+pub(crate) fn form_parser() -> impl TypedValueParser<Value = Form> {
+    let forms = [Form::Whole, Form::InParts];
+    let names = forms.iter().map(form_name);
+    let find = move |name: String| forms.into_iter().find(|form| form_name(form) == name);
+    PossibleValuesParser::new(names).map(move |name| find(name).expect("one of the names"))
+}
+
 impl Goal {
     pub(crate) fn all() -> impl Iterator<Item = Self> {
-        let of = |collective: Collective| Self { collective, is_by_pair: false };
+        let of = |collective: Collective| Self { collective, is_by_pair: false, form: None };
         Collective::ALL.iter().copied().map(of).chain([BY_PAIR])
     }
 
     pub(crate) fn name(self) -> &'static str {
-        if self.is_by_pair { "all-to-all-v" } else { self.collective.name() }
+        match self.form {
+            Some(Form::Whole) => Collective::AllReduce.name(),
+            _ if self.is_by_pair => "all-to-all-v",
+            _ => self.collective.name(),
+        }
     }
 
     /// Returns the name of the collective, with its root if it has one.
     pub(crate) fn text(self) -> String {
-        if self.is_by_pair { self.name().to_owned() } else { self.collective.to_string() }
+        match self.form {
+            Some(form) => format!("{}, {}", self.name(), form.name()),
+            None if self.is_by_pair => self.name().to_owned(),
+            None => self.collective.to_string(),
+        }
     }
 
     fn about(self) -> &'static str {
@@ -109,6 +140,27 @@ impl Goal {
         Ok(Self { collective: self.collective.with_root(Rank(root)), ..self })
     }
 
+    /// Returns the goal in a form that the user names, which only an all-reduce out of place has.
+    fn with_form(self, form: Option<Form>, in_place: bool) -> Result<Self> {
+        let Some(form) = form else { return Ok(self) };
+        let name = form_name(&form);
+        if self.collective != Collective::AllReduce {
+            let text = format!("--form is {name}, but only an all-reduce has forms");
+            return Err(Failure::usage(text).with_advice("remove the option"));
+        }
+        if form == Form::Whole && in_place {
+            let text = "--form whole and --in-place cannot be used together";
+            return Err(Failure::usage(text).with_advice("in place, use --form in-parts"));
+        }
+
+        // Every rank adds everything, as if it were the only receiver of a reduce-scatter.
+        let collective = match form {
+            Form::Whole => Collective::ReduceScatter,
+            Form::InParts => Collective::AllReduce,
+        };
+        Ok(Self { collective, form: Some(form), ..self })
+    }
+
     pub(crate) fn check_root(self, ranks: usize) -> Result<Self> {
         match self.collective.root().filter(|root| root.index() >= ranks) {
             Some(root) => {
@@ -134,6 +186,13 @@ impl Goal {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
 
+        if self.form == Some(Form::Whole) {
+            let input = lengths[0].iter().fold(0, |sum, part| u64::saturating_add(sum, *part));
+            let blocks = BlockBytes::by_rank(&vec![input; ranks])?;
+            let layout = Layout::of_blocks(self.collective, blocks, chunks)?;
+            return Ok(layout.with_shared_input());
+        }
+
         let tensor = |lengths: &Vec<u64>| Lengths::by_rank(lengths);
         let blocks = if self.is_by_pair {
             let row =
@@ -154,6 +213,9 @@ impl Goal {
     ) -> std::result::Result<Vec<GoalForm>, Error> {
         let layout = self.layout(&[lengths.to_vec()], 1)?;
         let (collective, block_bytes) = (self.collective, layout.average_blocks());
+        if let Some(form) = self.form {
+            return Ok(vec![GoalForm { form: Some(form), collective, block_bytes }]);
+        }
         if collective != Collective::AllReduce {
             return Ok(vec![GoalForm { form: None, collective, block_bytes }]);
         }
@@ -193,7 +255,7 @@ fn by_peer<T: Copy>(lengths: &[T], rank: usize, number: impl Fn(usize, usize) ->
 }
 
 impl GoalOptions {
-    pub(crate) fn goal(&self, ranks: usize) -> Result<Goal> {
-        self.collective.with_root(self.root)?.check_root(ranks)
+    pub(crate) fn goal(&self, ranks: usize, in_place: bool) -> Result<Goal> {
+        self.collective.with_root(self.root)?.check_root(ranks)?.with_form(self.form, in_place)
     }
 }

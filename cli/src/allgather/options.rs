@@ -13,7 +13,7 @@ use super::node_options::NodeOptions;
 use super::shape::{ShapeOptions, Sweep};
 use super::target::TargetOptions;
 use crate::error::{Failure, Result};
-use crate::goal::Goal;
+use crate::goal::{Goal, form_name, form_parser};
 use crate::nccl;
 use crate::nics::NicOptions;
 use crate::options::{RunOptions, SweepOptions, check_needs, first_given, one_of};
@@ -91,7 +91,7 @@ pub(crate) struct Options {
     pub(crate) engine: String,
     /// Set the form of an all-reduce, either whole (every rank adds everything) or in-parts (each
     /// rank adds one part and passes it on) [default: the lowest predicted time at each size]
-    #[arg(long, value_name = "FORM", value_parser = one_of([Form::Whole, Form::InParts], form_name))]
+    #[arg(long, value_name = "FORM", value_parser = form_parser())]
     pub(crate) form: Option<Form>,
     /// Run beside kernels: let GPUs return the own block over the link, and add on few
     /// multiprocessors, even if that is slower on an idle GPU
@@ -154,14 +154,6 @@ pub(crate) struct Options {
     pub(crate) goal: Goal,
     #[command(flatten)]
     pub(crate) run: RunOptions,
-}
-
-/// Returns the name of a form on the command line.
-fn form_name(form: &Form) -> &'static str {
-    match form {
-        Form::Whole => "whole",
-        Form::InParts => "in-parts",
-    }
 }
 
 /// Returns the name on the command line of the method by which a GPU copies its own block.

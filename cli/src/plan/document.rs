@@ -67,7 +67,7 @@ impl Document {
         let shown = options.printed_rank(topology.ranks())?;
 
         let chunks = options.chunks();
-        let goal = options.plan.goal.goal(topology.ranks())?;
+        let goal = options.plan.goal.goal(topology.ranks(), options.plan.in_place)?;
         let shape = options.plan.shape(goal, FlagOrder::Prompt, options.tiers);
         let shape = Shape { chunks, ..shape };
         let size_limit = options.size_limit(&topology)?;

@@ -22,7 +22,7 @@ use scenario::{Scenario, fastest};
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = options.topology()?;
     let ranks = topology.ranks();
-    let goal = options.plan.goal.goal(ranks)?;
+    let goal = options.plan.goal.goal(ranks, options.plan.in_place)?;
     let block_bytes = block_bytes("--block-bytes", &options.block_bytes, ranks)?;
     let scenario = Scenario::new(topology, goal, block_bytes, options.links.links()?)?;
     let runs = scenario.runs(options)?;

@@ -108,4 +108,24 @@ fn the_forms_of_an_all_reduce_are_compared() {
     assert!(lines[2].starts_with("  direct             chunks 1   whole "), "{ended:?}");
     let ended = run("explain --collective all-reduce --block-bytes 1K --in-place");
     assert!(!ended.stdout.contains("whole"), "{ended:?}");
+
+    // A form that is named is explained, planned and simulated.
+    let ended = run("explain --collective all-reduce --block-bytes 64M --form whole");
+    assert!(ended.stdout.contains("direct, chunks 1, whole\n"), "{ended:?}");
+    let ended = run("plan --collective all-reduce --ranks 3 --algorithm direct --form whole");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let time = |form: &str| {
+        let line =
+            format!("simulate --collective all-reduce --block-bytes 1K --json --form {form}");
+        let ended = run(&line);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+        report["runs"][0]["microseconds"].as_f64().unwrap()
+    };
+    assert!(time("whole") < time("in-parts"));
+    let ended = run("explain --form whole");
+    assert!(
+        ended.error(2).contains("--form is whole, but only an all-reduce has forms"),
+        "{ended:?}"
+    );
 }

@@ -117,7 +117,7 @@ impl GroupOptions {
     /// on all ranks.
     ///
     /// By default, each operation uses the kind with the shortest predicted time among those that
-    /// all ranks [offer](crate::Group::engines). An operation can override it.
+    /// all ranks [offer](Group::engines). An operation can override it.
     #[must_use]
     pub fn engine(mut self, kind: impl Into<String>) -> Self {
         self.engine = Some(kind.into());

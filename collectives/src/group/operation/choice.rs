@@ -52,7 +52,8 @@ impl<'a> UsableEngines<'a> {
             && usable.engines.iter().find(has_streams).is_none()
         {
             let text = format!(
-                "engine is {name:?}, whose engines have no streams, expected {:?} for an operation that is capturable",
+                "engine is {name:?}, whose engines have no streams, expected {:?} for an operation \
+                 that is capturable",
                 other.name()
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -99,7 +100,7 @@ impl<'a> UsableEngines<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Needs {
     /// Everything but the number of chunks.
-    shape: Shape,
+    pub(super) shape: Shape,
     capturable: bool,
     /// Whether the engines of both tiers can get.
     gets: bool,

@@ -110,27 +110,25 @@ impl OperationPlan {
         let forms = forms.into_iter().map(|blocks| FormRequest::new(blocks, &spec, group));
         let forms: Vec<_> = forms.collect::<Result<_, Error>>()?;
 
+        // Each form with engines of each kind is a variant, whose plan has a shape of its own.
         let usable = UsableEngines::new(&spec, group.engines, group.failed)?;
-        let mut shapes = Vec::new();
+        let mut variants = Vec::new();
         for form in &forms {
             for &engine in &usable.engines {
-                shapes.push((form, engine, form.shape(&spec, engine, group.tiers)?));
+                let shape = form.shape(&spec, engine, group.tiers)?;
+                let block_bytes = form.layout.average_blocks();
+                let needs = Needs::new(&spec, shape, engine);
+                variants.push(Variant { form: form.blocks.form, block_bytes, engine, needs });
             }
         }
-        let variants = shapes.iter().map(|&(form, engine, shape)| Variant {
-            form: form.blocks.form,
-            block_bytes: form.layout.average_blocks(),
-            engine,
-            needs: Needs::new(&spec, shape, engine),
-        });
-        let variants: Vec<_> = variants.collect();
         let choice = choice::choose(&spec.method, topology, &variants, &usable.refused)?;
 
-        let chosen = shapes.iter().find(|(form, engine, _)| {
-            form.blocks.form == choice.form && engine.name() == choice.engine
-        });
-        let &(form, engine, shape) = chosen.expect("a choice is one of its variants");
-        let shape = Shape { chunks: choice.chunks, ..shape };
+        let is_chosen = |variant: &&Variant<'_>| {
+            variant.form == choice.form && variant.engine.name() == choice.engine
+        };
+        let chosen = variants.iter().find(is_chosen).expect("a choice is one of its variants");
+        let engine = chosen.engine.clone();
+        let shape = Shape { chunks: choice.chunks, ..chosen.needs.shape };
         let (algorithm, outputs) = (choice.algorithm, shape.outputs);
 
         let plan = schedule::plan(algorithm, topology, rank, shape)?;
@@ -139,10 +137,8 @@ impl OperationPlan {
         let flags = FlagLayout::new(topology.ranks(), shape.chunks, plan.lanes.len());
         let flags = flags.for_collective(shape.collective);
 
-        let engine = engine.clone();
-        let index = forms.iter().position(|other| std::ptr::eq(other, form));
-        let index = index.expect("the form is one of them");
-        let FormRequest { blocks, mut layout, request } = forms.into_iter().nth(index).expect("it");
+        let form = forms.into_iter().find(|form| form.blocks.form == choice.form);
+        let FormRequest { blocks, mut layout, request } = form.expect("its variant was chosen");
         if choice.chunks != layout.chunks() {
             layout = layout_of(&blocks, &spec, choice.chunks)?;
         }
