@@ -57,7 +57,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = &options.nodes;
     let goal = options.plan.goal.goal(topology.ranks(), options.plan.in_place)?;
     let block_bytes = block_bytes("--block-bytes", &options.block_bytes, topology.ranks())?;
-    let forms = goal.forms(&block_bytes, options.plan.in_place).map_err(usage)?;
+    let forms = goal.forms(options.plan.in_place).into_iter().map(|goal| {
+        let layout = goal.layout(std::slice::from_ref(&block_bytes), 1)?;
+        Ok((goal, layout.average_blocks()))
+    });
+    let forms: Vec<_> = forms.collect::<std::result::Result<_, _>>().map_err(usage)?;
 
     // Batches pay off where several signals cost about as much as one, unlike on the host backend.
     let (links, flags) = match &options.calibration {
@@ -72,13 +76,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
     let shape = options.plan.shape(goal, flags, topology.nodes() > 1);
     let variants = links.iter().flat_map(|links| {
-        forms.iter().map(move |form| Variant {
+        forms.iter().map(move |(goal, block_bytes)| Variant {
             engine: &links.engine,
-            form: form.form,
+            form: goal.form,
             question: Question {
                 topology,
-                block_bytes: &form.block_bytes,
-                shape: Shape { collective: form.collective, ..shape },
+                block_bytes,
+                shape: Shape { collective: goal.collective, ..shape },
                 links,
                 measured: options.calibration.is_some(),
                 algorithm: options.algorithm.0,

@@ -18,16 +18,7 @@ pub(crate) struct Goal {
     pub(crate) is_by_pair: bool,
     /// The form of an all-reduce that the user names. If it is whole, `collective` is that of its
     /// plans.
-    form: Option<Form>,
-}
-
-/// One form of a collective, with the collective of its plans.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct GoalForm {
     pub(crate) form: Option<Form>,
-    pub(crate) collective: Collective,
-    /// The average length of each rank's blocks in bytes.
-    pub(crate) block_bytes: Vec<u64>,
 }
 
 /// The maximum number of ranks of a collective with a length for each pair. These lengths take 128
@@ -153,12 +144,7 @@ impl Goal {
             return Err(Failure::usage(text).with_advice("in place, use --form in-parts"));
         }
 
-        // Every rank adds everything, as if it were the only receiver of a reduce-scatter.
-        let collective = match form {
-            Form::Whole => Collective::ReduceScatter,
-            Form::InParts => Collective::AllReduce,
-        };
-        Ok(Self { collective, form: Some(form), ..self })
+        Ok(self.in_form(form))
     }
 
     pub(crate) fn check_root(self, ranks: usize) -> Result<Self> {
@@ -204,30 +190,19 @@ impl Goal {
         Layout::of_blocks(self.collective, blocks, chunks)
     }
 
-    /// Returns the forms in which a group can execute the collective, with the average length of
-    /// each rank's blocks in bytes. `lengths` are those of one tensor.
-    pub(crate) fn forms(
-        self,
-        lengths: &[u64],
-        in_place: bool,
-    ) -> std::result::Result<Vec<GoalForm>, Error> {
-        let layout = self.layout(&[lengths.to_vec()], 1)?;
-        let (collective, block_bytes) = (self.collective, layout.average_blocks());
-        if let Some(form) = self.form {
-            return Ok(vec![GoalForm { form: Some(form), collective, block_bytes }]);
-        }
-        if collective != Collective::AllReduce {
-            return Ok(vec![GoalForm { form: None, collective, block_bytes }]);
+    /// Returns the goal in each form in which a group can execute it.
+    pub(crate) fn forms(self, in_place: bool) -> Vec<Self> {
+        if self.collective != Collective::AllReduce || self.form.is_some() {
+            return vec![self];
         }
 
-        let parts = GoalForm { form: Some(Form::InParts), collective, block_bytes };
-        let input = lengths.iter().fold(0, |sum, part| u64::saturating_add(sum, *part));
-        let whole = GoalForm {
-            form: Some(Form::Whole),
-            collective: Collective::ReduceScatter,
-            block_bytes: vec![input; lengths.len()],
-        };
-        Ok(if in_place { vec![parts] } else { vec![whole, parts] })
+        let forms: &[Form] =
+            if in_place { &[Form::InParts] } else { &[Form::Whole, Form::InParts] };
+        forms.iter().map(|&form| self.in_form(form)).collect()
+    }
+
+    fn in_form(self, form: Form) -> Self {
+        Self { collective: form.collective(), form: Some(form), ..self }
     }
 
     /// Returns the block lengths as `rank` passes them to the library.

@@ -90,7 +90,11 @@ impl<E: CopyEngine> Downgrade<E> {
     /// engine's.
     pub fn new(engine: E, layer: DowngradeLayer) -> Self {
         let caps = layer.caps(*engine.caps());
+        Self::with_caps(engine, caps)
+    }
 
+    /// Restricts an engine to `caps`, which it all has.
+    pub(crate) fn with_caps(engine: E, caps: Caps) -> Self {
         Self { engine, caps }
     }
 

@@ -1,19 +1,16 @@
 //! Offers the engines of a fabric as several kinds, to test the choice between kinds on hardware
 //! that has one.
 
-use peerlane_hal::{
-    Caps, CopyEngine, EngineOffer, EngineRequirements, ErrorKind, Fabric, Op, Rank, Ticket,
-};
+use peerlane_hal::{EngineOffer, EngineRequirements, ErrorKind, Fabric, Rank};
 
-use crate::forward::{forward_streams, forward_to_engine};
-use crate::{Error, Layer};
+use crate::{Downgrade, Error, Layer};
 
 /// A layer that offers several kinds of engines, which are all made of the kind that the fabric
 /// prefers.
 #[derive(Clone, Copy, Debug)]
 pub struct KindsLayer {
     /// Returns the offers for the first one of the fabric. They may differ from it by the name of
-    /// the kind, by rates and by blocks, and their capabilities by what an engine reports only.
+    /// the kind, by rates, by blocks, and by capabilities that they lack.
     pub kinds: fn(EngineOffer) -> Vec<EngineOffer>,
     /// The kind that one rank offers but cannot create.
     pub refused: Option<(Rank, &'static str)>,
@@ -21,7 +18,7 @@ pub struct KindsLayer {
 
 // SAFETY: the engines wrap engines of the fabric.
 unsafe impl<F: Fabric> Layer<F> for KindsLayer {
-    type Engine = Kind<F::Engine>;
+    type Engine = Downgrade<F::Engine>;
 
     fn engine(
         &self,
@@ -40,40 +37,10 @@ unsafe impl<F: Fabric> Layer<F> for KindsLayer {
 
         let requirements = EngineRequirements { kind: None, ..requirements };
         let engine = fabric.engine(requirements).map_err(Error::Inner)?;
-        Ok(Kind { engine, caps: offer.caps })
+        Ok(Downgrade::with_caps(engine, offer.caps))
     }
 
     fn offers(&self, own: Vec<EngineOffer>) -> Vec<EngineOffer> {
         own.first().map(|&offer| (self.kinds)(offer)).unwrap_or_default()
     }
 }
-
-/// An engine that reports the name of another kind.
-#[derive(Debug)]
-pub struct Kind<E> {
-    engine: E,
-    caps: Caps,
-}
-
-// SAFETY: the layer passes all calls on to an implementation that upholds the contract.
-unsafe impl<E: CopyEngine> CopyEngine for Kind<E> {
-    type Error = Error<E::Error>;
-    type Local = E::Local;
-    type Remote = E::Remote;
-
-    fn caps(&self) -> &Caps {
-        &self.caps
-    }
-
-    unsafe fn submit(
-        &mut self,
-        ops: &[Op<'_, E::Local, E::Remote>],
-    ) -> Result<Ticket, Self::Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.engine.submit(ops) }.map_err(Error::Inner)
-    }
-
-    forward_to_engine!(completed park is_busy waker release compute_bytes streams prepare_reduce);
-}
-
-forward_streams!([E: CopyEngine] Kind<E>);

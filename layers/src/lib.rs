@@ -40,7 +40,7 @@ pub use delay::{Delay, DelayLayer};
 pub use downgrade::{Downgrade, DowngradeLayer};
 pub use error::Error;
 pub use fail_at::{FailAt, FailAtLayer};
-pub use kinds::{Kind, KindsLayer};
+pub use kinds::KindsLayer;
 pub use streams::{Graph, Stream, StreamLayer, Streams};
 pub use throttle::{Throttle, ThrottleLayer};
 pub use trace::{Event, Trace, TraceLayer, TraceLog};

@@ -1,7 +1,9 @@
-//! `cargo xtask package`: packages the crates that are published, and builds and checks them as a user does.
+//! `cargo xtask package`: packages the crates that are published, and builds and checks them as a
+//! user does.
 //!
-//! The user is a package in an empty folder that has only the packaged crates. It runs the example of the README with default
-//! features, checks all features together with the crate `cudarc` and a test on the simulated driver, and checks the program.
+//! The user is a package in an empty folder that has only the packaged crates. It runs the example
+//! of the README with default features, checks all features together with the crate `cudarc` and a
+//! test on the simulated driver, and checks the program.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -44,8 +46,8 @@ pub(crate) fn run() -> Outcome {
     }
     process::run(&mut command)?;
 
-    // The same folder each time, because cargo builds a package of another folder anew; outside of this workspace, whose
-    // profiles would count otherwise.
+    // The same folder each time, because cargo builds a package of another folder anew; outside of
+    // this workspace, whose profiles would count otherwise.
     let root = metadata.workspace_root.as_str().replace('/', "-");
     let folder = std::env::temp_dir().join(format!("peerlane-package{root}"));
     if folder.exists() {
@@ -81,7 +83,8 @@ fn build(metadata: &Metadata, published: &BTreeMap<String, String>, folder: &Pat
     let in_folder = |path: PathBuf, command: &str| {
         let mut command = cargo([command]);
         command.current_dir(path).arg("--config").arg(&config);
-        // The versions of this workspace in its target folder, so that no dependency is compiled again.
+        // The versions of this workspace in its target folder, so that no dependency is compiled
+        // again.
         command.env("CARGO_TARGET_DIR", &metadata.target_directory);
         command.env("CARGO_PROFILE_DEV_DEBUG", "false").env_remove("CUDARC_CUDA_VERSION");
         command
@@ -94,7 +97,8 @@ fn build(metadata: &Metadata, published: &BTreeMap<String, String>, folder: &Pat
     fs::write(user.join("tests/gpu.rs"), GPU_TEST)?;
     fs::copy(metadata.workspace_root.join("Cargo.lock"), user.join("Cargo.lock"))?;
     process::run(&mut in_folder(user.clone(), "run"))?;
-    // The test is not built: cargo would write the shared library of the driver in place of that of this workspace.
+    // The test is not built: cargo would write the shared library of the driver in place of that of
+    // this workspace.
     process::run(in_folder(user, "check").args(["--all-features", "--all-targets"]))?;
     process::run(&mut in_folder(unpacked["peerlane-cli"].clone(), "check"))
 }
@@ -122,11 +126,13 @@ required-features = ["all"]
     )
 }
 
-/// Returns the example of the README that runs without a launcher, and a function that needs all features.
+/// Returns the example of the README that runs without a launcher, and a function that needs all
+/// features.
 fn program() -> Outcome<String> {
     let mut blocks = README.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next());
     let example = blocks.find(|block| block.contains("in_process::run"));
     let example = example.ok_or("README.md has no example with in_process::run")?;
+
     Ok(format!(
         "{example}
 #[cfg(feature = \"all\")]

@@ -48,7 +48,8 @@ fn measure(
     }
 }
 
-/// Returns the model name of the processor, or its architecture if `/proc/cpuinfo` has no model name.
+/// Returns the model name of the processor, or its architecture if `/proc/cpuinfo` has no model
+/// name.
 fn processor_name() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = |line: &str| Some(line.strip_prefix("model name")?.split_once(": ")?.1.to_owned());

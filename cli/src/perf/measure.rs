@@ -1,4 +1,5 @@
-//! Measures the bandwidth of many messages in flight, and the latency of signals that go back and forth.
+//! Measures the bandwidth of many messages in flight, and the latency of signals that go back and
+//! forth.
 
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,7 @@ fn run(pair: &Pair<'_>, channels: &mut Channels, work: PerfTest, count: u32) -> 
     let (window, deadline) = (pair.options.window as usize, pair.deadline());
     let mut left = vec![count as usize; channels.all.len()];
     let started_at = Instant::now();
+
     loop {
         let (mut has_sent, mut in_flight_on) = (false, None);
         for (index, left) in left.iter_mut().enumerate() {
@@ -53,6 +55,8 @@ fn run(pair: &Pair<'_>, channels: &mut Channels, work: PerfTest, count: u32) -> 
                 in_flight_on.get_or_insert((index, in_flight));
             }
         }
+
+        // Without a message to send, one in flight must end before there is a place in the window.
         match in_flight_on {
             _ if has_sent => {}
             None => return Ok(started_at.elapsed()),
@@ -69,6 +73,7 @@ pub(super) fn measure_latency(pair: &mut Pair<'_>, bytes: u64) -> Result<Option<
     let (warmup, timed) = (u64::from(pair.options.warmup), u64::from(pair.options.iterations));
     let is_measuring = pair.is_measuring();
     let mut times: Vec<Duration> = Vec::with_capacity(timed as usize);
+
     for round in 0..warmup + timed {
         let (deadline, started_at) = (pair.deadline(), Instant::now());
         if is_measuring {
@@ -82,8 +87,9 @@ pub(super) fn measure_latency(pair: &mut Pair<'_>, bytes: u64) -> Result<Option<
             times.push(started_at.elapsed() / 2);
         }
     }
+
     channels.all[0].flush(pair.deadline().remaining())?;
     pair.finish(channels, PerfTest::Signal)?;
     let row = |latency| PerfRow { latency: Some(latency), ..pair.row(PerfTest::Signal, bytes) };
-    Ok(is_measuring.then(|| row(Latency::of(times))))
+    Ok(is_measuring.then(|| row(Latency::of_times(times))))
 }

@@ -83,7 +83,7 @@ impl Throughput {
 }
 
 impl Latency {
-    pub(super) fn of(times: Vec<Duration>) -> Self {
+    pub(super) fn of_times(times: Vec<Duration>) -> Self {
         let min = times.iter().min().copied().unwrap_or_default();
         let count = u32::try_from(times.len()).unwrap_or(u32::MAX).max(1);
         let mean = times.iter().sum::<Duration>() / count;
@@ -99,6 +99,7 @@ pub(super) fn tables(rows: &[PerfRow]) -> String {
     let rates: Vec<_> = rows.iter().filter_map(|row| Some((row, row.rate?))).collect();
     let latencies: Vec<_> = rows.iter().filter_map(|row| Some((row, row.latency?))).collect();
     let mut tables = Vec::new();
+
     if !rates.is_empty() {
         let messages = |row: &PerfRow| u64::from(row.iterations) * u64::from(row.engines);
         let table = Columns::of_rows(&rates)
@@ -113,6 +114,7 @@ pub(super) fn tables(rows: &[PerfRow]) -> String {
             .right("checked", |(row, _)| yes_or_no(row.checked));
         tables.push(table.text());
     }
+
     if !latencies.is_empty() {
         let time = |microseconds: f64| format!("{microseconds:.2}");
         let table = Columns::of_rows(&latencies)
@@ -127,6 +129,7 @@ pub(super) fn tables(rows: &[PerfRow]) -> String {
             .right("checked", |(row, _)| yes_or_no(row.checked));
         tables.push(table.text());
     }
+
     tables.join("\n\n")
 }
 
@@ -193,7 +196,7 @@ mod tests {
     fn rates_and_times_have_a_table_each() {
         let rate = Throughput::new(200, 65536, Duration::from_millis(131));
         let times = [2_u64, 3, 7].map(Duration::from_micros);
-        let latency = Latency::of(times.into());
+        let latency = Latency::of_times(times.into());
         let rows = [
             PerfRow { rate: Some(rate), ..row(PerfTest::Put, 65536) },
             PerfRow { latency: Some(latency), engines: 1, ..row(PerfTest::Signal, 8) },
@@ -216,7 +219,7 @@ mod tests {
         let line = serde_json::to_string(&put).unwrap();
         insta::assert_snapshot!(line, @r#"{"work":"put","backend":"rdma","bytes":1000,"engines":2,"queue_pairs":1,"window":128,"iterations":100,"elapsed_us":50.0,"gbs":2.0,"messages_per_second":2000000.0,"checked":true}"#);
         assert_eq!(serde_json::from_str::<PerfRow>(&line).unwrap(), put);
-        let latency = Some(Latency::of(vec![Duration::from_micros(1)]));
+        let latency = Some(Latency::of_times(vec![Duration::from_micros(1)]));
         let signal = PerfRow { latency, ..row(PerfTest::Signal, 8) };
         let line = serde_json::to_string(&signal).unwrap();
         assert_eq!(serde_json::from_str::<PerfRow>(&line).unwrap(), signal);

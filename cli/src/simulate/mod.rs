@@ -24,11 +24,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let ranks = topology.ranks();
     let goal = options.plan.goal.goal(ranks, options.plan.in_place)?;
     let block_bytes = block_bytes("--block-bytes", &options.block_bytes, ranks)?;
+
     let scenario = Scenario::new(topology, goal, block_bytes, options.links.links()?)?;
     let runs = scenario.runs(options)?;
     let report = Report { scenario: &scenario, runs: &runs, path: options.path };
     let text = if options.plan.json { report.json()? } else { report.text() };
     print(&text)?;
+
     let Some(fastest) = fastest(&runs) else { return Ok(()) };
     let title = report.title(fastest);
     if let Some(svg) = &options.svg {

@@ -26,7 +26,7 @@ struct PathExcerpt<'a> {
 }
 
 impl<'a> PathExcerpt<'a> {
-    fn of(path: &'a [PathStep], most: usize) -> Self {
+    fn of_path(path: &'a [PathStep], most: usize) -> Self {
         if path.len() <= most {
             return Self { first: path, left_out: 0, last: &[] };
         }
@@ -94,6 +94,7 @@ impl Report<'_> {
                 format!("{:.0} %", share.most * 100.0)
             }
         };
+
         Columns::of_rows(self.runs)
             .left("algorithm", |run| run.algorithm)
             .right("chunks", |run| run.chunks)
@@ -125,7 +126,7 @@ impl Report<'_> {
             let (end, took) = (step.end_ps, step.end_ps - step.begin_ps);
             format!("  {:>12} µs  +{:>10}  {step}\n", microseconds(end), microseconds(took))
         };
-        let PathExcerpt { first, left_out, last } = PathExcerpt::of(path, self.path);
+        let PathExcerpt { first, left_out, last } = PathExcerpt::of_path(path, self.path);
         text.extend(first.iter().map(line));
         if left_out > 0 {
             // Writing to a string does not fail.
@@ -155,6 +156,7 @@ impl Report<'_> {
         });
         let incast = |target: &str, incast: peerlane_planning::simulate::Incast| json!({"into": target, "flows_max": incast.flows, "rank": incast.rank.0});
         let [local, network] = simulation.incast;
+
         json!({
             "algorithm": algorithm,
             "chunks": chunks,
@@ -176,7 +178,7 @@ impl Report<'_> {
     }
 
     fn path_json(&self, path: &[PathStep]) -> Value {
-        let PathExcerpt { first, left_out, last } = PathExcerpt::of(path, self.path);
+        let PathExcerpt { first, left_out, last } = PathExcerpt::of_path(path, self.path);
         let stages = first.iter().chain(last).map(|step| {
             json!({
                 "rank": step.rank.0,
@@ -212,7 +214,7 @@ mod tests {
         };
         let path: Vec<PathStep> = (0..9).map(step).collect();
         let shown = |most| {
-            let PathExcerpt { first, left_out, last } = PathExcerpt::of(&path, most);
+            let PathExcerpt { first, left_out, last } = PathExcerpt::of_path(&path, most);
             assert_eq!(first.len() + left_out + last.len(), path.len());
             (first.len(), last.first().map(|step| step.end_ps))
         };

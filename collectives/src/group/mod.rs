@@ -426,11 +426,8 @@ impl Group {
             None => reopen(network),
         });
 
-        let mut options = GroupOptions::default();
-        if let Some(engine) = &setup.engine {
-            options = options.engine(engine.clone());
-        }
-        options
+        GroupOptions::default()
+            .inherited_engine(setup.engine.clone())
             .timeout(self.runtime.life.timeout)
             .strict(setup.strict)
             .beside_compute(setup.beside_compute)

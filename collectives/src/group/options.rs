@@ -231,6 +231,12 @@ impl GroupOptions {
         self.open_with(Box::new(bootstrap), DynFabric::new(local), Some(network))
     }
 
+    /// Sets the kind of engines as another group has it.
+    pub(super) fn inherited_engine(mut self, engine: Option<String>) -> Self {
+        self.engine = engine;
+        self
+    }
+
     pub(super) fn measured_links(mut self, links: Vec<Links>) -> Self {
         self.links = links;
         self
@@ -422,7 +428,7 @@ impl GroupOptions {
             .field("backend", backend)
             .field("topology", nodes.as_deref().unwrap_or("derived from the hosts"))
             .field("links", links.as_deref().unwrap_or("reported by the fabrics"))
-            .field("engine", self.engine.as_deref().unwrap_or("by predicted times"))
+            .field("engine", engine_text(self.engine.as_deref()))
             .field("timeout", format_args!("{:?}", life.timeout))
             .field(
                 "heap_bytes",
@@ -494,10 +500,7 @@ impl PartOptions {
             let heap_bytes = options.heap_bytes;
             [
                 ("timeout", format!("{:?}", options.timeout)),
-                (
-                    "engine",
-                    options.engine.clone().unwrap_or_else(|| "by predicted times".to_owned()),
-                ),
+                ("engine", engine_text(options.engine.as_deref()).to_owned()),
                 ("strict", options.strict.to_string()),
                 ("beside_compute", options.beside_compute.to_string()),
                 ("heap_bytes", heap_bytes.map_or("default".to_owned(), |it| it.to_string())),
@@ -509,6 +512,11 @@ impl PartOptions {
 
         Some((name, own, other))
     }
+}
+
+/// Returns the kind of engines that options name, as a value to compare between ranks.
+fn engine_text(engine: Option<&str>) -> &str {
+    engine.unwrap_or("by predicted times")
 }
 
 pub(super) fn check_timeout(timeout: Duration) -> Result<(), Error> {

@@ -113,10 +113,7 @@ impl Group {
     /// one.
     pub fn split_options(&self) -> GroupOptions {
         let options = GroupOptions::default().timeout(self.timeout()).strict(self.setup.strict);
-        let options = match &self.setup.engine {
-            Some(engine) => options.engine(engine.clone()),
-            None => options,
-        };
+        let options = options.inherited_engine(self.setup.engine.clone());
         options.beside_compute(self.setup.beside_compute)
     }
 

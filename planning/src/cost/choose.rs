@@ -160,7 +160,7 @@ pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
 /// that are not among the variants, with the reasons.
 ///
 /// # Errors
-/// As [`choose`], if no variant has a candidate.
+/// As [`choose`], if no variant has a candidate, or there is no variant.
 pub fn choose_among(
     variants: &[Variant<'_>],
     refused_engines: &[(String, String)],
@@ -169,11 +169,8 @@ pub fn choose_among(
     let fastest = answers.iter().flatten().min_by_key(|answer| answer.best.cost.picoseconds);
     let Some(Answer { best, subject, tolerance, .. }) = fastest.cloned() else {
         let error = answers.into_iter().find_map(Result::err);
-        return Err(error.unwrap_or_else(|| {
-            let reasons = refused_engines.iter().map(|(kind, why)| format!("{kind}: {why}"));
-            let reasons = reasons.collect::<Vec<_>>().join("; ");
-            invalid(format!("no kind of engines supports this operation: {reasons}"))
-        }));
+        let none = || invalid("variants is empty, expected at least one".to_owned());
+        return Err(error.unwrap_or_else(none));
     };
 
     let mut candidates = Vec::new();

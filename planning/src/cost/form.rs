@@ -24,6 +24,15 @@ impl Form {
             Self::InParts => "in parts",
         }
     }
+
+    /// Returns the collective that the plans of an all-reduce in this form execute.
+    pub const fn collective(self) -> Collective {
+        match self {
+            // Every rank adds everything, as if it were the only receiver of a reduce-scatter.
+            Self::Whole => Collective::ReduceScatter,
+            Self::InParts => Collective::AllReduce,
+        }
+    }
 }
 
 /// One form of an operation, with the collective of its plans and the lengths of its blocks.
@@ -53,17 +62,11 @@ pub fn forms(
         return Ok(vec![FormBlocks { form: None, collective, blocks: blocks.clone() }]);
     }
 
-    let parts = FormBlocks { form: Some(Form::InParts), collective, blocks: blocks.parts()? };
-    // In place, additions would overwrite what other lanes still send.
-    if in_place {
-        return Ok(vec![parts]);
-    }
-
-    // Every rank adds everything, as if it were the only receiver of a reduce-scatter.
-    let whole = FormBlocks {
-        form: Some(Form::Whole),
-        collective: Collective::ReduceScatter,
-        blocks: blocks.clone(),
+    let in_form = |form: Form, blocks| {
+        let collective = form.collective();
+        FormBlocks { form: Some(form), collective, blocks }
     };
-    Ok(vec![whole, parts])
+    let parts = in_form(Form::InParts, blocks.parts()?);
+    // In place, additions would overwrite what other lanes still send.
+    Ok(if in_place { vec![parts] } else { vec![in_form(Form::Whole, blocks.clone()), parts] })
 }

@@ -15,7 +15,7 @@
 mod address;
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use address::Address;
 
@@ -51,6 +51,9 @@ pub struct Fabric<D: PeerDevice> {
     context: Arc<D>,
     memory: Memory<D>,
     peers: Vec<Option<Peer<D>>>,
+    /// The offers of the device, once they were asked for, because a backend may look at all
+    /// devices for them.
+    offers: OnceLock<Vec<EngineOffer>>,
     _flags: Local<D>,
     address: Vec<u8>,
     _server: Server,
@@ -94,7 +97,8 @@ impl<D: PeerDevice> Fabric<D> {
         let address = Address { rank, host: Host::own().clone(), device, probe }.encode();
         let peers = (0..ranks).map(|_| None).collect();
         let (_flags, _server) = (flags, server);
-        Ok(Self { ranks, options, context, memory, peers, _flags, address, _server })
+        let offers = OnceLock::new();
+        Ok(Self { ranks, options, context, memory, peers, offers, _flags, address, _server })
     }
 
     /// Returns a description of this rank's device.
@@ -128,6 +132,15 @@ impl<D: PeerDevice> Fabric<D> {
             }
         }
         Ok(SignalBy::StreamWrite)
+    }
+
+    fn known_offers(&self) -> Result<&[EngineOffer], D::Error> {
+        if let Some(known) = self.offers.get() {
+            return Ok(known);
+        }
+
+        let found = D::offers(&self.context, &self.options)?;
+        Ok(self.offers.get_or_init(|| found))
     }
 
     fn connected(&self) -> impl Iterator<Item = (Rank, &Peer<D>)> {
@@ -219,11 +232,11 @@ unsafe impl<D: PeerDevice> FabricTrait for Fabric<D> {
     }
 
     fn offers(&self) -> Result<Vec<EngineOffer>, D::Error> {
-        D::offers(&self.context, &self.options)
+        self.known_offers().map(<[_]>::to_vec)
     }
 
     fn engine(&self, requirements: EngineRequirements) -> Result<D::Engine, D::Error> {
-        let offer = requirements.select(&self.offers()?).map_err(Fault::Argument)?;
+        let offer = requirements.select(self.known_offers()?).map_err(Fault::Argument)?;
         let peers = self.connected().map(|(rank, peer)| ConnectedPeer {
             peer: rank,
             device: peer.device.uuid,
