@@ -65,7 +65,8 @@ pub enum Command {
         /// The number of rows and their pitches.
         rows: Rows,
     },
-    /// Combines memory of this rank, as [`Op::Reduce`](crate::Op::Reduce).
+    /// Combines memory of this rank, as [`Op::Reduce`](crate::Op::Reduce). A command of no bytes is
+    /// passed over.
     Reduce {
         /// The place of the result.
         dst: RegionOffset,
@@ -101,9 +102,9 @@ impl Command {
         }
     }
 
-    /// Returns whether the command is a copy of no bytes.
+    /// Returns whether the command is a copy or a reduction of no bytes.
     pub fn is_empty(&self) -> bool {
-        matches!(self, Self::Copy { bytes: 0, .. })
+        matches!(self, Self::Copy { bytes: 0, .. } | Self::Reduce { bytes: 0, .. })
     }
 }
 

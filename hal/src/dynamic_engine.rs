@@ -257,6 +257,9 @@ impl<L: Region, R: Send + Sync + 'static> TypedRegions<L, R> {
                 Command::Reduce { dst, count, bytes, reduction, .. } => {
                     let (srcs, rest) = sources.split_at(count as usize);
                     sources = rest;
+                    if bytes == 0 {
+                        continue;
+                    }
                     Op::Reduce { dst: local(dst)?, srcs, bytes, reduction }
                 }
                 Command::Signal { flag: RegionFlag { region, word, peer, .. } } => {

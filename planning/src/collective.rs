@@ -359,6 +359,16 @@ impl Collective {
         }
     }
 
+    /// Returns whether all outputs together have a block of only one rank, the root.
+    ///
+    /// In a reduce, it is the only rank that adds.
+    pub(crate) fn has_one_block(self) -> bool {
+        match self.is_reduction() {
+            true => self.only_receiver().is_some(),
+            false => self.only_provider().is_some(),
+        }
+    }
+
     /// Returns the rank that provides all blocks, or `None` if several ranks do.
     pub fn only_provider(self) -> Option<Rank> {
         self.providers().only()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use peerlane_hal::{BackendId, Caps, LinkKind, Rank, Reducer};
 
 use crate::collective::Collective;
-use crate::cost::Choice;
+use crate::cost::{Choice, Form};
 use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 
 /// Describes how a prepared operation runs: its algorithm, engines, links and fallbacks.
@@ -59,14 +59,25 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanRange {
-    /// The largest size of all blocks together, in bytes, of a start that uses the plan.
+    /// The largest size of all blocks together, in bytes, of a start that uses the plan. In an
+    /// all-reduce, it is the size of one input.
     pub bytes_max: u64,
+    /// The form of an all-reduce; `None` for other collectives.
+    pub form: Option<Form>,
     /// The algorithm that moves the blocks between ranks.
     pub algorithm: Algorithm,
     /// The number of chunks into which each block is cut.
     pub chunks: u32,
     /// The kind of engines that execute the plan.
     pub engine: String,
+}
+
+impl PlanRange {
+    /// Returns whether the plan has the form, algorithm and engines of `other`, and differs at most
+    /// in its chunks.
+    pub(super) fn is_similar(&self, other: &Self) -> bool {
+        self.form == other.form && self.algorithm == other.algorithm && self.engine == other.engine
+    }
 }
 
 /// Describes the link from this rank to one peer.
@@ -240,8 +251,11 @@ impl fmt::Display for Report {
         }
 
         write!(f, "{outputs} output(s) in turn, flags {flags}")?;
-        for PlanRange { bytes_max, algorithm, chunks, engine } in &self.shorter {
+        for PlanRange { bytes_max, form, algorithm, chunks, engine } in &self.shorter {
             write!(f, "; up to {bytes_max} bytes in all {algorithm} in {chunks} chunk(s)")?;
+            if let Some(form) = form {
+                write!(f, ", {}", form.name())?;
+            }
             if *engine != self.choice.engine {
                 write!(f, " by {engine}")?;
             }

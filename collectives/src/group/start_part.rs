@@ -26,15 +26,23 @@ enum StartLens {
 impl StartPart {
     pub(super) fn new(layout: &Layout, rank: Rank, element_bytes: u64) -> Self {
         let [input, output] = layout.offsets(rank).map(|offset| offset / element_bytes);
+        let equal = |bytes: u64| (StartLens::Equal(bytes / element_bytes), mix(0, bytes));
         let (lens, hash) = match layout.lengths() {
             None => (StartLens::Pairs, 2),
-            Some(lengths) => match lengths.uniform() {
-                Some(bytes) => (StartLens::Equal(bytes / element_bytes), mix(0, bytes)),
-                None => {
+            // Ranks compare what the caller has set, and not the parts into which a plan cuts it.
+            Some(_) if layout.has_one_length() => equal(layout.data_bytes()),
+            Some(lengths) => {
+                // Lengths that were different before are stored one by one, even if they are equal
+                // now.
+                let first = lengths.bytes(Rank(0));
+                let is_uniform = || lengths.iter().all(|bytes| bytes == first);
+                if lengths.uniform().is_some() || is_uniform() {
+                    equal(first)
+                } else {
                     let sum = lengths.total() / element_bytes;
                     (StartLens::Sum(sum), lengths.iter().fold(1, mix))
                 }
-            },
+            }
         };
         let hash = [input, output].into_iter().fold(hash, mix);
         Self { hash, lens, input, output }

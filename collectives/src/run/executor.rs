@@ -545,7 +545,9 @@ mod tests {
 
             let entry_commands = if name == 'a' { entry } else { 0 };
             let (sources, waits, origins) = (Box::default(), Box::default(), None);
-            let program = Program { commands, sources, origins, entry_commands, waits };
+            let contributors = [].into();
+            let program =
+                Program { commands, sources, contributors, origins, entry_commands, waits };
 
             let engine: DynEngine = fabric.engine(EngineRequirements::default()).unwrap();
             let queue = Queue::new(engine, BackendId::HOST, Arc::clone(&memory)).unwrap();

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use peerlane_hal::{Command, Direction, Rank, Reduction, RegionFlag, RegionOffset, Rows};
 
-use crate::layout::{BufferPosition, CellSpan, FlagLayout, Layout, Span, reader};
+use crate::layout::{BufferPosition, FlagLayout, Layout, Span, reader};
 use crate::plan::{Cell, Flag, LaneId, Plan, Source, Step, Tier};
 use crate::run::buffers::{BufferId, CROSS_TIER_FLAGS, FLAGS, INBOX};
 use crate::topology::Topology;
@@ -23,6 +23,8 @@ pub(crate) struct Program {
     pub(crate) commands: Box<[Command]>,
     /// The sources of the reductions.
     pub(crate) sources: Box<[RegionOffset]>,
+    /// The ranks whose contributions the sources are.
+    pub(crate) contributors: Box<[Rank]>,
     /// The step of the plan that each command comes from, if the binding has origins. A reduction
     /// comes from several steps, of which this is the first.
     pub(crate) origins: Option<Box<[Step]>>,
@@ -47,23 +49,47 @@ pub(crate) struct Binding<'a> {
     /// `None` unless the plan adds.
     pub(crate) reduction: Option<Reduction>,
     pub(crate) with_origins: bool,
-    /// Whether the program can be [resized](Program::resize). Copies of no bytes are then bound
-    /// too, because they can get longer.
+    /// Whether the program can be [resized](Program::resize). Copies and additions of no bytes are
+    /// then bound too, because they can get longer.
     pub(crate) resizable: bool,
     /// Whether the engines copy rows.
     pub(crate) rows: bool,
 }
 
 impl Program {
-    /// Changes the copies to those of a start whose blocks have other lengths and places. The
-    /// program must be bound as resizable, with origins.
+    /// Changes the copies and additions to those of a start whose blocks have other lengths and
+    /// places. The program must be bound as resizable, with origins.
     pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
         let origins = self.origins.iter().flatten();
         for (bound, origin) in self.commands.iter_mut().zip(origins) {
-            let Command::Copy { bytes, .. } = bound else { continue };
-            match copies(plan, layout, origin).next() {
-                Some(copy) => *bound = copy,
-                None => *bytes = 0,
+            match (bound, *origin) {
+                (bound @ Command::Copy { .. }, _) => match copies(plan, layout, origin).next() {
+                    Some(copy) => *bound = copy,
+                    None => {
+                        if let Command::Copy { bytes, .. } = bound {
+                            *bytes = 0;
+                        }
+                    }
+                },
+
+                (Command::Reduce { dst, first, count, bytes, .. }, Step::Reduce { cell, .. }) => {
+                    let Some(target) = targets(plan, layout, cell).next() else {
+                        *bytes = 0;
+                        continue;
+                    };
+                    (*dst, *bytes) = target;
+
+                    let of_command = *first as usize..(*first + *count) as usize;
+                    let contributors = &self.contributors[of_command.clone()];
+                    for (source, &from) in self.sources[of_command].iter_mut().zip(contributors) {
+                        // A resizable operation has one tensor, so the chunk is one range here too.
+                        if let Some(place) = sources(plan, layout, cell, from).next() {
+                            *source = place;
+                        }
+                    }
+                }
+
+                _ => {}
             }
         }
 
@@ -83,7 +109,8 @@ impl Program {
 }
 
 impl Binding<'_> {
-    /// Translates one lane of a plan; without its copies of zero bytes, unless it can be resized.
+    /// Translates one lane of a plan; without its copies and additions of zero bytes, unless it can
+    /// be resized.
     pub(crate) fn bind(&self, lane: LaneId) -> Program {
         let closed = self.plan.closed_lane(lane, |_| true);
         let tier = self.plan.lanes[lane.index()].tier;
@@ -93,15 +120,25 @@ impl Binding<'_> {
         });
         let entry_commands = closed.iter().take_while(|step| is_entry(step)).count();
 
-        let (mut commands, mut sources) = (Vec::with_capacity(closed.len()), Vec::new());
+        let mut bound = BoundSteps::default();
+        bound.commands.reserve(closed.len());
         let mut origins = Vec::new();
-        for step in &closed {
-            self.bind_step(step, tier, &mut commands, &mut sources);
+        let mut steps = &closed[..];
+        while let Some(step) = steps.first() {
+            // An addition is one command for all contributions to a chunk, which follow each other.
+            let count = addition_len(steps);
+            match *step {
+                Step::Reduce { cell, .. } => self.bind_addition(cell, &steps[..count], &mut bound),
+                _ => self.bind_step(step, tier, &mut bound.commands),
+            }
+            steps = &steps[count..];
+
             // A step of the plan is the origin of all commands that it has added.
             if self.with_origins {
-                origins.resize(commands.len(), *step);
+                origins.resize(bound.commands.len(), *step);
             }
         }
+        let BoundSteps { mut commands, sources, contributors } = bound;
 
         join_neighbors(&mut commands);
         if !self.resizable {
@@ -115,21 +152,15 @@ impl Binding<'_> {
         Program {
             commands: commands.into(),
             sources: sources.into(),
+            contributors: contributors.into(),
             origins: self.with_origins.then(|| origins.into()),
             entry_commands,
             waits: waits.collect(),
         }
     }
 
-    /// Appends the commands of one step of the plan, which is in a lane of `tier`, and the sources
-    /// of its addition.
-    fn bind_step(
-        &self,
-        step: &Step,
-        tier: Tier,
-        commands: &mut Vec<Command>,
-        sources: &mut Vec<RegionOffset>,
-    ) {
+    /// Appends the commands of one step of the plan, which is in a lane of `tier` and adds nothing.
+    fn bind_step(&self, step: &Step, tier: Tier, commands: &mut Vec<Command>) {
         match *step {
             Step::Signal { peer, flag } => {
                 let crosses_tiers = self.flag_tiers.is_signal_across(tier, flag);
@@ -137,16 +168,7 @@ impl Binding<'_> {
                 commands.push(Command::Signal { flag: RegionFlag { region, word, peer, lag: 0 } });
             }
             Step::Wait { flag } => commands.push(Command::Wait { flag: self.awaited(flag) }),
-            Step::Reduce { cell, from } => self.bind_addition(cell, from, commands, sources),
-            Step::Put { peer, cell, .. } if step.contributes(self.plan.collective) => {
-                let given = self.layout.contribution(cell, peer);
-                let (local, remote) = (self.own_contribution(&given), in_inbox(&given));
-                let (bytes, rows) = (given.bytes, Rows::ONE);
-
-                let direction = Direction::Put;
-                let put = Command::Copy { direction, peer, remote, local, bytes, rows };
-                commands.extend((bytes > 0).then_some(put));
-            }
+            Step::Reduce { .. } => unreachable!("additions are bound together"),
             Step::Put { peer, from, .. } | Step::Get { peer, from, .. } => {
                 let before = commands.len();
                 commands.extend(copies(self.plan, self.layout, step).flat_map(|copy| {
@@ -155,65 +177,60 @@ impl Binding<'_> {
                     (0..rows).map(move |row| if rows == 1 { copy } else { one_row(copy, row) })
                 }));
 
-                // `resize` only changes commands that exist, so a copy of no bytes has one too.
+                // `resize` only changes commands that exist, so a copy of no bytes has one too. Its
+                // memory must be what all starts copy from and to, because only that is imported.
                 if self.resizable && commands.len() == before {
                     let [src, dst] = [BufferPosition::default(); 2];
                     let none = Span { src, dst, bytes: 0, rows: Rows::ONE };
                     let direction = direction_of(step);
-                    let places = places(from, self.plan.in_place, &none);
-                    commands.push(bound_copy(direction, peer, places, &none));
+                    let (src, dst) = places(from, self.plan.in_place, &none);
+                    let is_added = step.contributes(self.plan.collective);
+                    let dst = if is_added { in_inbox(&none) } else { dst };
+                    commands.push(bound_copy(direction, peer, (src, dst), &none));
                 }
             }
         }
     }
 
-    /// Adds a contribution to the reduction of its target, which is one command for all
-    /// contributions that follow each other.
-    fn bind_addition(
-        &self,
-        cell: Cell,
-        from: Rank,
-        commands: &mut Vec<Command>,
-        sources: &mut Vec<RegionOffset>,
-    ) {
-        let rank = self.plan.rank;
-        let given = self.layout.contribution(Cell { block: from, ..cell }, rank);
-        let source = match from == rank {
-            true => self.own_contribution(&given),
-            false => in_inbox(&given),
-        };
+    /// Appends the commands that add the contributions to the chunk `cell`, one for each tensor
+    /// that the chunk touches, with their sources.
+    ///
+    /// `steps` are the additions to the chunk, in their order.
+    fn bind_addition(&self, cell: Cell, steps: &[Step], bound: &mut BoundSteps) {
+        let (plan, layout) = (self.plan, self.layout);
         let reduction = self.reduction.expect("an operation whose plan adds is a reduction");
+        let contributors = || {
+            steps.iter().filter_map(|step| match *step {
+                Step::Reduce { from, .. } => Some(from),
+                _ => None,
+            })
+        };
+        let number =
+            |count| u32::try_from(count).expect("a lane adds fewer than 2^32 contributions");
 
-        for Span { dst, bytes, .. } in self.layout.spans(cell, (rank, Source::Output), rank) {
-            let first =
-                u32::try_from(sources.len()).expect("a lane adds fewer than 2^32 contributions");
-            let target =
-                RegionOffset { region: BufferId::Output(dst.buffer).region(), offset: dst.offset };
-            sources.push(source);
+        let mut targets: Vec<_> = targets(plan, layout, cell).collect();
+        if targets.is_empty() && self.resizable {
+            // `resize` only changes commands and sources that exist.
+            targets.push((RegionOffset { region: BufferId::OUTPUT.region(), offset: 0 }, 0));
+        }
 
-            match commands.last_mut() {
-                Some(Command::Reduce { dst, count, .. }) if *dst == target => *count += 1,
-                _ => commands.push(Command::Reduce {
-                    dst: target,
-                    first,
-                    count: 1,
-                    bytes,
-                    reduction,
-                }),
+        let count = steps.len();
+        let first_source = bound.sources.len();
+        let none = RegionOffset { region: INBOX, offset: 0 };
+        bound.sources.resize(first_source + count * targets.len(), none);
+
+        // The sources of one command follow each other, and each contributor has one for each.
+        for (index, from) in contributors().enumerate() {
+            for (target, source) in sources(plan, layout, cell, from).enumerate() {
+                bound.sources[first_source + target * count + index] = source;
             }
         }
-    }
 
-    fn own_contribution(&self, given: &CellSpan) -> RegionOffset {
-        let (source, buffer): (_, fn(u32) -> BufferId) = match self.plan.in_place {
-            true => (Source::Output, BufferId::Output),
-            false => (Source::Input, BufferId::Input),
-        };
-
-        let own = self.layout.own_position(self.plan.rank, 0, source);
-        RegionOffset {
-            region: buffer(own.buffer).region(),
-            offset: own.offset + given.input_offset,
+        for (target, (dst, bytes)) in targets.into_iter().enumerate() {
+            let first = number(first_source + target * count);
+            let count = number(count);
+            bound.commands.push(Command::Reduce { dst, first, count, bytes, reduction });
+            bound.contributors.extend(contributors());
         }
     }
 
@@ -290,8 +307,58 @@ fn join_neighbors(commands: &mut [Command]) {
     }
 }
 
-fn in_inbox(given: &CellSpan) -> RegionOffset {
-    RegionOffset { region: INBOX, offset: given.output_offset }
+/// The commands of several steps, and the sources of their additions with the ranks that
+/// contribute them.
+#[derive(Default)]
+struct BoundSteps {
+    commands: Vec<Command>,
+    sources: Vec<RegionOffset>,
+    contributors: Vec<Rank>,
+}
+
+/// Returns how many of the first steps are additions to one chunk, or else 1.
+fn addition_len(steps: &[Step]) -> usize {
+    let Some(Step::Reduce { cell: first, .. }) = steps.first() else { return 1 };
+    let adds = |step: &&Step| matches!(step, Step::Reduce { cell, .. } if cell == first);
+    steps.iter().take_while(adds).count()
+}
+
+/// Returns the places of the parts of a chunk that this rank adds, one for each tensor, and their
+/// lengths in bytes.
+fn targets(plan: &Plan, layout: &Layout, cell: Cell) -> impl Iterator<Item = (RegionOffset, u64)> {
+    let spans = layout.spans(cell, (plan.rank, Source::Output), plan.rank);
+    spans.map(|Span { dst, bytes, .. }| {
+        let region = BufferId::Output(dst.buffer).region();
+        (RegionOffset { region, offset: dst.offset }, bytes)
+    })
+}
+
+/// Returns the places of a contribution to the chunk `cell`, which this rank adds, one for each
+/// tensor.
+fn sources(
+    plan: &Plan,
+    layout: &Layout,
+    cell: Cell,
+    from: Rank,
+) -> impl Iterator<Item = RegionOffset> {
+    let (rank, in_place) = (plan.rank, plan.in_place);
+    let given = Cell { block: from, ..cell };
+    layout.contribution_spans(given, own_source(in_place), rank).map(move |span| {
+        match from == rank {
+            true => places(Source::Input, in_place, &span).0,
+            false => in_inbox(&span),
+        }
+    })
+}
+
+/// Returns the buffers that hold what a rank contributes.
+fn own_source(in_place: bool) -> Source {
+    if in_place { Source::Output } else { Source::Input }
+}
+
+/// Returns the place in an inbox to which a contribution goes.
+fn in_inbox(contribution: &Span) -> RegionOffset {
+    RegionOffset { region: INBOX, offset: contribution.dst.offset }
 }
 
 /// Returns the copies of a step that puts or gets, one for each tensor.
@@ -311,9 +378,19 @@ fn copies(plan: &Plan, layout: &Layout, step: &Step) -> impl Iterator<Item = Com
     let in_place = plan.in_place;
     let source = if in_place { Source::Output } else { from };
 
-    layout
-        .spans(cell, (of, source), into)
-        .map(move |span| bound_copy(direction, peer, places(from, in_place, &span), &span))
+    let contributes = step.contributes(plan.collective);
+    let given = contributes.then(|| layout.contribution_spans(cell, source, peer));
+    let given = given.into_iter().flatten().map(move |span| {
+        let (src, _) = places(from, in_place, &span);
+        bound_copy(direction, peer, (src, in_inbox(&span)), &span)
+    });
+
+    let moved = (!contributes).then(|| layout.spans(cell, (of, source), into));
+    let moved = moved
+        .into_iter()
+        .flatten()
+        .map(move |span| bound_copy(direction, peer, places(from, in_place, &span), &span));
+    given.chain(moved)
 }
 
 fn bound_copy(

@@ -16,6 +16,7 @@
 //! | `mixed` | measures a short operation behind a long one |
 //! | `order` | ranks that make calls in different orders learn so, and late ranks are not blamed |
 //! | `other_collectives` | all collectives but all-gathers and reductions |
+//! | `reduction_shapes` | reductions of any length and place, of several tensors, and of lists |
 //! | `reductions` | sums, products and extremes, bit by bit |
 //! | `refusals` | a rank that refuses a call takes part in it, and the group goes on |
 //! | `reopen` | groups open, end and open again at one address |
@@ -43,6 +44,7 @@ mod matrices;
 mod mixed;
 mod order;
 mod other_collectives;
+mod reduction_shapes;
 mod reductions;
 mod refusals;
 mod reopen;

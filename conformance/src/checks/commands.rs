@@ -91,6 +91,10 @@ fn commands(caps: &Caps, (to, reduces): (usize, bool), block: u64) -> Vec<Comman
     commands.push(put(to, (LANDING, SOURCE), block));
     // A command of no bytes is passed over, even if its region is not bound.
     commands.push(put(to, (NONE, SOURCE), 0));
+    if reduces {
+        let (dst, reduction) = (RegionOffset { region: NONE, offset: 0 }, sum());
+        commands.push(Command::Reduce { dst, first: 0, count: 1, bytes: 0, reduction });
+    }
     commands.push(Command::Signal { flag: flag(to, 0) });
     commands
 }

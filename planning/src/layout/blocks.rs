@@ -37,7 +37,10 @@ pub(super) enum Sizes {
     /// output.
     Provided { tensors: Box<[Lengths]>, tensor_offsets: Box<[u64]>, blocks: Lengths },
     /// One length for each receiving rank, which is that of every block that the rank receives.
-    Received(Lengths),
+    ///
+    /// A block of a reduction has a piece of each tensor; other blocks are of one tensor.
+    /// `tensor_offsets` are the offsets of the tensors in an input with a block for every rank.
+    Received { tensors: Box<[Lengths]>, tensor_offsets: Box<[u64]>, blocks: Lengths },
     /// One length for each pair of ranks, in `rows` by provider and in `columns` by receiver.
     ///
     /// `now` replaces the lengths of one rank in the current start.
@@ -80,32 +83,43 @@ impl BlockBytes {
     }
 
     /// Returns the lengths of the parts of an all-reduce of such inputs. Rank i adds the
-    /// contributions to part i.
+    /// contributions to part i of each tensor.
     ///
     /// # Errors
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the lengths differ between
     /// ranks.
     pub fn parts(&self) -> Result<Self, Error> {
-        let lengths = match self {
-            Self::ByRank(lengths) => lengths.uniform().map(|bytes| (bytes, lengths.ranks())),
-            Self::ByTensor(_) | Self::ByPair(_) => None,
+        let differ = || {
+            let text = "the lengths of an all-reduce differ between ranks, expected one length";
+            invalid(text.to_owned())
         };
-        let Some((bytes, ranks)) = lengths else {
-            return Err(invalid(
-                "the lengths of an all-reduce differ between ranks, expected one length".to_owned(),
-            ));
+        let parts = |lengths: &Lengths| {
+            let (bytes, ranks) = (lengths.uniform().ok_or_else(differ)?, lengths.ranks());
+            let part = |rank| part_bytes(bytes, ranks, rank);
+            Lengths::by_rank(&Rank::all(ranks).map(part).collect::<Vec<_>>())
         };
 
-        // Parts begin at multiples of the alignment of chunks, and the last ones can be shorter.
-        let units = u128::from(bytes.div_ceil(CHUNK_ALIGN_BYTES));
-        let end = |rank: usize| {
-            let units = units * rank as u128 / ranks as u128;
-            u64::try_from(units)
-                .map_or(bytes, |units| bytes.min(units.saturating_mul(CHUNK_ALIGN_BYTES)))
-        };
-        let parts: Vec<u64> = (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect();
-        Self::by_rank(&parts)
+        match self {
+            Self::ByRank(lengths) => parts(lengths).map(Self::ByRank),
+            Self::ByTensor(tensors) => {
+                tensors.iter().map(parts).collect::<Result<_, _>>().map(Self::ByTensor)
+            }
+            Self::ByPair(_) => Err(differ()),
+        }
     }
+}
+
+/// Returns the length of the part of `rank` if `ranks` ranks share a tensor of `bytes` bytes.
+fn part_bytes(bytes: u64, ranks: usize, rank: Rank) -> u64 {
+    // Parts begin at multiples of the alignment of chunks, and the last ones can be shorter.
+    let units = u128::from(bytes.div_ceil(CHUNK_ALIGN_BYTES));
+    let begin = |rank: usize| {
+        let units = units * rank as u128 / ranks as u128;
+        u64::try_from(units)
+            .map_or(bytes, |units| bytes.min(units.saturating_mul(CHUNK_ALIGN_BYTES)))
+    };
+
+    begin(rank.index() + 1) - begin(rank.index())
 }
 
 impl Sizes {
@@ -135,11 +149,14 @@ impl Sizes {
         }
 
         let name = collective.with_article();
-        let [lengths]: [Lengths; 1] = tensors.try_into().map_err(|tensors: Vec<_>| {
-            invalid(format!("tensors is {}, expected 1 for {name}", tensors.len()))
-        })?;
+        // A reduction has one block in each output, so the pieces of its tensors follow each other
+        // there. Outputs with a block of every rank would need an order of blocks and tensors.
+        if tensors.len() != 1 && !collective.is_reduction() {
+            return Err(invalid(format!("tensors is {}, expected 1 for {name}", tensors.len())));
+        }
 
-        if !collective.lengths_may_differ() && lengths.uniform().is_none() {
+        let differ = |lengths: &Lengths| lengths.uniform().is_none();
+        if !collective.lengths_may_differ() && tensors.iter().any(differ) {
             let or_pairs = match collective.has_block_per_pair() {
                 true => ", or a length for each pair of ranks",
                 false => "",
@@ -149,20 +166,12 @@ impl Sizes {
             )));
         }
 
-        Ok(Self::Received(lengths))
+        let (tensor_offsets, blocks) = offsets_and_sum(&tensors)?;
+        Ok(Self::Received { tensors: tensors.into(), tensor_offsets, blocks })
     }
 
     fn of_tensors(tensors: Vec<Lengths>) -> Result<Self, Error> {
-        // The sum is refused if it overflows, so no offset overflows.
-        let blocks = Lengths::sum(&tensors)?;
-        let mut end = 0;
-        let mut tensor_offsets = Vec::with_capacity(tensors.len());
-        for tensor in &tensors {
-            tensor_offsets.push(end);
-            end += tensor.total();
-        }
-
-        let tensor_offsets = tensor_offsets.into();
+        let (tensor_offsets, blocks) = offsets_and_sum(&tensors)?;
         Ok(Self::Provided { tensors: tensors.into(), tensor_offsets, blocks })
     }
 
@@ -182,16 +191,39 @@ impl Sizes {
     }
 }
 
+/// Returns the offset of each tensor if all follow each other, and the lengths of all together.
+fn offsets_and_sum(tensors: &[Lengths]) -> Result<(Box<[u64]>, Lengths), Error> {
+    // The sum is refused if it overflows, so no offset overflows.
+    let blocks = Lengths::sum(tensors)?;
+    let mut end = 0;
+    let mut offsets = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        offsets.push(end);
+        end += tensor.total();
+    }
+
+    Ok((offsets.into(), blocks))
+}
+
 impl Layout {
     /// Returns the collective operation of the layout.
     pub fn collective(&self) -> Collective {
         self.collective
     }
 
+    /// Returns the collective operation that the caller has asked for.
+    ///
+    /// An all-reduce moves whole inputs as a reduce-scatter.
+    #[doc(hidden)]
+    pub fn requested_collective(&self) -> Collective {
+        let is_whole = self.is_input_shared && !self.collective.contributes_whole_input();
+        if is_whole { Collective::AllReduce } else { self.collective }
+    }
+
     /// Returns the number of ranks, at least 1.
     pub fn ranks(&self) -> usize {
         match &self.blocks {
-            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => lengths.ranks(),
+            Sizes::Provided { blocks, .. } | Sizes::Received { blocks, .. } => blocks.ranks(),
             Sizes::Pairs { rows, .. } => rows.len(),
         }
     }
@@ -199,8 +231,8 @@ impl Layout {
     /// Returns the number of tensors, at least 1.
     pub fn tensors(&self) -> usize {
         match &self.blocks {
-            Sizes::Provided { tensors, .. } => tensors.len(),
-            Sizes::Received(_) | Sizes::Pairs { .. } => 1,
+            Sizes::Provided { tensors, .. } | Sizes::Received { tensors, .. } => tensors.len(),
+            Sizes::Pairs { .. } => 1,
         }
     }
 
@@ -219,8 +251,8 @@ impl Layout {
         match &self.blocks {
             Sizes::Provided { blocks, .. } if self.collective.is_reduction() => blocks.total(),
             Sizes::Provided { blocks, .. } => blocks.max(),
-            Sizes::Received(lengths) if self.is_input_shared => lengths.max(),
-            Sizes::Received(lengths) => lengths.total(),
+            Sizes::Received { blocks, .. } if self.is_input_shared => blocks.max(),
+            Sizes::Received { blocks, .. } => blocks.total(),
             Sizes::Pairs { rows, .. } => rows.iter().map(Lengths::total).max().unwrap_or(0),
         }
     }
@@ -229,7 +261,7 @@ impl Layout {
     pub fn output_bytes_max(&self) -> u64 {
         match &self.blocks {
             Sizes::Provided { blocks, .. } => blocks.total(),
-            Sizes::Received(lengths) => self.providers_before(None) * lengths.max(),
+            Sizes::Received { blocks, .. } => self.providers_before(None) * blocks.max(),
             Sizes::Pairs { columns, .. } => columns.iter().map(Lengths::total).max().unwrap_or(0),
         }
     }
@@ -250,7 +282,7 @@ impl Layout {
         match &self.blocks {
             _ if !self.collective.requires(provider, receiver) => 0,
             Sizes::Provided { blocks, .. } => blocks.bytes(provider),
-            Sizes::Received(lengths) => lengths.bytes(receiver),
+            Sizes::Received { blocks, .. } => blocks.bytes(receiver),
             Sizes::Pairs { rows, now, .. } => match now {
                 Some(now) if now.rank == provider => now.send[receiver.index()],
                 Some(now) if now.rank == receiver => now.receive[provider.index()],
@@ -265,10 +297,10 @@ impl Layout {
     /// If there is no such tensor or rank.
     pub fn piece_bytes(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {
         match &self.blocks {
-            Sizes::Provided { tensors, .. } if self.collective.requires(provider, receiver) => {
-                tensors[tensor].bytes(provider)
-            }
-            _ => self.block_bytes(provider, receiver),
+            _ if !self.collective.requires(provider, receiver) => 0,
+            Sizes::Provided { tensors, .. } => tensors[tensor].bytes(provider),
+            Sizes::Received { tensors, .. } => tensors[tensor].bytes(receiver),
+            Sizes::Pairs { .. } => self.block_bytes(provider, receiver),
         }
     }
 
@@ -278,10 +310,33 @@ impl Layout {
     /// If there is no such tensor or rank.
     pub fn input_piece_bytes(&self, tensor: usize, rank: Rank) -> u64 {
         match &self.blocks {
-            Sizes::Provided { tensors, .. } if !self.collective.is_reduction() => {
-                tensors[tensor].bytes(rank)
+            _ if !self.collective.is_provider(rank) => 0,
+            Sizes::Provided { tensors, .. } if self.collective.is_reduction() => {
+                tensors[tensor].total()
             }
-            _ => self.input_bytes(rank),
+            Sizes::Provided { tensors, .. } => tensors[tensor].bytes(rank),
+            Sizes::Received { tensors, .. } if self.is_input_shared => tensors[tensor].bytes(rank),
+            Sizes::Received { tensors, .. } => tensors[tensor].total(),
+            Sizes::Pairs { .. } => self.input_bytes(rank),
+        }
+    }
+
+    /// Returns the length in bytes of the block for `receiver` in the input of `rank`.
+    ///
+    /// It is that of the whole input if the rank provides the same block for all outputs, and 0 if
+    /// the rank provides no block.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn input_block_bytes(&self, rank: Rank, receiver: Rank) -> u64 {
+        match &self.blocks {
+            _ if !self.collective.is_provider(rank) => 0,
+            Sizes::Provided { blocks, .. } if self.collective.is_reduction() => {
+                blocks.bytes(receiver)
+            }
+            Sizes::Received { blocks, .. } if !self.is_input_shared => blocks.bytes(receiver),
+            Sizes::Pairs { .. } => self.block_bytes(rank, receiver),
+            Sizes::Provided { .. } | Sizes::Received { .. } => self.input_bytes(rank),
         }
     }
 
@@ -296,8 +351,8 @@ impl Layout {
             _ if !self.collective.is_provider(rank) => 0,
             Sizes::Provided { blocks, .. } if self.collective.is_reduction() => blocks.total(),
             Sizes::Provided { blocks, .. } => blocks.bytes(rank),
-            Sizes::Received(lengths) if self.is_input_shared => lengths.bytes(rank),
-            Sizes::Received(lengths) => lengths.total(),
+            Sizes::Received { blocks, .. } if self.is_input_shared => blocks.bytes(rank),
+            Sizes::Received { blocks, .. } => blocks.total(),
             Sizes::Pairs { rows, .. } => rows[rank.index()].total(),
         }
     }
@@ -312,7 +367,7 @@ impl Layout {
         match &self.blocks {
             _ if !self.collective.is_receiver(rank) => 0,
             Sizes::Provided { blocks, .. } => blocks.total(),
-            Sizes::Received(lengths) => self.providers_before(None) * lengths.bytes(rank),
+            Sizes::Received { blocks, .. } => self.providers_before(None) * blocks.bytes(rank),
             Sizes::Pairs { columns, .. } => columns[rank.index()].total(),
         }
     }
@@ -323,8 +378,8 @@ impl Layout {
     /// or of those that it receives, whichever is larger.
     pub fn average_blocks(&self) -> Vec<u64> {
         match &self.blocks {
-            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => {
-                lengths.iter().collect()
+            Sizes::Provided { blocks, .. } | Sizes::Received { blocks, .. } => {
+                blocks.iter().collect()
             }
             Sizes::Pairs { rows, columns, .. } => {
                 let ranks = rows.len() as u64;
@@ -341,7 +396,7 @@ impl Layout {
     pub fn block_bytes_min_max(&self) -> (u64, u64) {
         let min_max = |lengths: &Lengths| (lengths.min(), lengths.max());
         match &self.blocks {
-            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => min_max(lengths),
+            Sizes::Provided { blocks, .. } | Sizes::Received { blocks, .. } => min_max(blocks),
             Sizes::Pairs { rows, .. } => rows
                 .iter()
                 .map(min_max)
@@ -356,17 +411,47 @@ impl Layout {
     /// If there is no such tensor or rank.
     pub fn tensor_bytes(&self, tensor: usize, rank: Rank) -> u64 {
         match &self.blocks {
-            Sizes::Provided { tensors, .. } if self.collective.is_receiver(rank) => {
-                tensors[tensor].total()
+            _ if !self.collective.is_receiver(rank) => 0,
+            Sizes::Provided { tensors, .. } => tensors[tensor].total(),
+            Sizes::Received { tensors, .. } => {
+                self.providers_before(None) * tensors[tensor].bytes(rank)
             }
-            _ => self.output_bytes(rank),
+            Sizes::Pairs { .. } => self.output_bytes(rank),
         }
+    }
+
+    /// Returns the length in bytes of the data of a start, by which a resizable operation chooses
+    /// its plan.
+    ///
+    /// It is that of all blocks together. If every rank contributes its whole input to every sum,
+    /// it is the length of one input, as if the input were cut into parts.
+    #[doc(hidden)]
+    pub fn data_bytes(&self) -> u64 {
+        match &self.blocks {
+            Sizes::Received { blocks, .. } if self.is_input_shared => blocks.max(),
+            Sizes::Provided { blocks, .. } | Sizes::Received { blocks, .. } => blocks.total(),
+            Sizes::Pairs { .. } => u64::MAX,
+        }
+    }
+
+    /// Returns whether the inputs of all ranks have one length in every start of an all-reduce, in
+    /// any of its forms.
+    #[doc(hidden)]
+    pub fn has_one_length(&self) -> bool {
+        self.has_parts() || self.is_input_shared
+    }
+
+    /// Returns whether the whole input of a rank has one length, which is cut into a part for each
+    /// rank, as in an all-reduce.
+    pub(super) fn has_parts(&self) -> bool {
+        self.collective.is_reduction() && self.collective.all_ranks_get_the_same()
     }
 
     /// Replaces the block lengths by those of one start of a resizable operation.
     ///
     /// Blocks follow each other without gaps. But if each pair of ranks has a length, the blocks
-    /// stay where they are.
+    /// stay where they are. Of an all-reduce, the length is that of the whole input; if the layout
+    /// has a part for each rank, it cuts the input anew.
     ///
     /// # Errors
     /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) if the layout has another kind
@@ -374,20 +459,25 @@ impl Layout {
     #[doc(hidden)]
     pub fn set_blocks(&mut self, bytes: StartBytes<'_>) -> Result<(), Error> {
         let collective = self.collective;
-        if collective.is_reduction() {
-            let text = format!("{} cannot be resized", collective.with_article());
-            return Err(invalid(text));
-        }
+        let requested = self.requested_collective();
+        let (has_parts, ranks) = (self.has_parts(), self.ranks());
+        let lengths_may_differ = collective.lengths_may_differ() && !self.is_input_shared;
 
         match (&mut self.blocks, bytes) {
+            (Sizes::Provided { tensors, blocks, .. }, StartBytes::Equal(bytes)) if has_parts => {
+                for lengths in [&mut tensors[0], blocks] {
+                    lengths.set(|rank| part_bytes(bytes, ranks, rank));
+                }
+            }
+
             (
                 Sizes::Provided { tensors, blocks, .. },
                 StartBytes::Equal(_) | StartBytes::ByRank(_),
-            ) => {
+            ) if !has_parts => {
                 let bytes_of = |rank| match bytes {
                     // The offset of a block is the sum of the lengths before it, so a rank without
                     // a block has the length 0.
-                    _ if !collective.is_provider(rank) => 0,
+                    _ if !collective.has_block_of(rank) => 0,
                     StartBytes::ByRank(bytes) => bytes(rank),
                     StartBytes::Equal(bytes) => bytes,
                     StartBytes::ByPair { .. } => 0,
@@ -396,9 +486,9 @@ impl Layout {
                 // A layout that can be resized has one tensor, so its pieces are the blocks.
                 for lengths in [&mut tensors[0], blocks] {
                     match bytes {
-                        // This takes no time per rank if the lengths are equal already. With only
-                        // one provider, the lengths of the other ranks stay 0.
-                        StartBytes::Equal(bytes) if collective.only_provider().is_none() => {
+                        // This takes no time per rank if the lengths are equal already. If only
+                        // one rank has a block, the lengths of the other ranks stay 0.
+                        StartBytes::Equal(bytes) if !collective.has_one_block() => {
                             lengths.set_equal(bytes);
                         }
                         _ => lengths.set(bytes_of),
@@ -406,11 +496,15 @@ impl Layout {
                 }
             }
 
-            (Sizes::Received(lengths), StartBytes::Equal(bytes)) => lengths.set_equal(bytes),
-            (Sizes::Received(lengths), StartBytes::ByRank(bytes))
-                if collective.lengths_may_differ() =>
+            (Sizes::Received { tensors, blocks, .. }, StartBytes::Equal(bytes)) => {
+                tensors[0].set_equal(bytes);
+                blocks.set_equal(bytes);
+            }
+            (Sizes::Received { tensors, blocks, .. }, StartBytes::ByRank(bytes))
+                if lengths_may_differ =>
             {
-                lengths.set(bytes);
+                tensors[0].set(bytes);
+                blocks.set(bytes);
             }
 
             (Sizes::Pairs { rows, now, .. }, StartBytes::ByPair { rank, send, receive }) => {
@@ -440,8 +534,8 @@ impl Layout {
             _ => {
                 return Err(invalid(format!(
                     "the lengths do not have the form with which the operation was prepared; expected one length{} for {}",
-                    if collective.lengths_may_differ() { ", or one for each rank," } else { "" },
-                    collective.with_article()
+                    if lengths_may_differ && !has_parts { ", or one for each rank," } else { "" },
+                    requested.with_article()
                 )));
             }
         }
@@ -453,7 +547,7 @@ impl Layout {
     #[doc(hidden)]
     pub fn lengths(&self) -> Option<&Lengths> {
         match &self.blocks {
-            Sizes::Provided { blocks: lengths, .. } | Sizes::Received(lengths) => Some(lengths),
+            Sizes::Provided { blocks, .. } | Sizes::Received { blocks, .. } => Some(blocks),
             Sizes::Pairs { .. } => None,
         }
     }
@@ -470,10 +564,16 @@ impl Layout {
             (found > most).then(|| (format!("{what} of rank {rank}"), found, most))
         };
 
+        // The parts of a shorter input are not all shorter, so the inputs count.
+        if self.has_one_length() {
+            let (found, most) = (self.data_bytes(), other.data_bytes());
+            return (found > most).then(|| ("the input".to_owned(), found, most));
+        }
+
         let mut ranks = Rank::all(self.ranks());
         match (&self.blocks, &other.blocks) {
             (Sizes::Provided { blocks: new, .. }, Sizes::Provided { blocks: old, .. })
-            | (Sizes::Received(new), Sizes::Received(old)) => {
+            | (Sizes::Received { blocks: new, .. }, Sizes::Received { blocks: old, .. }) => {
                 match (new.uniform(), old.uniform()) {
                     // Either every rank exceeds the old length or none does.
                     (Some(new), Some(old)) => longer("the block", Rank(0), new, old),
@@ -520,15 +620,58 @@ impl Layout {
     }
 
     /// Returns the offset of the block for `receiver` in the contiguous input of `provider`.
+    ///
+    /// With several tensors, blocks count as if each were contiguous.
     pub(super) fn input_offset(&self, provider: Rank, receiver: Rank) -> u64 {
         match &self.blocks {
             Sizes::Provided { blocks, .. } if self.collective.is_reduction() => {
                 blocks.offset(receiver)
             }
-            Sizes::Provided { .. } => 0,
-            Sizes::Received(_) if self.is_input_shared => 0,
-            Sizes::Received(lengths) => lengths.offset(receiver),
+            Sizes::Received { blocks, .. } if !self.is_input_shared => blocks.offset(receiver),
             Sizes::Pairs { rows, .. } => rows[provider.index()].offset(receiver),
+            Sizes::Provided { .. } | Sizes::Received { .. } => 0,
+        }
+    }
+
+    /// Returns the offset of the data for `receiver` within `tensor` in the input of `provider`.
+    pub(super) fn input_piece_offset(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {
+        match &self.blocks {
+            Sizes::Provided { tensors, .. } if self.collective.is_reduction() => {
+                tensors[tensor].offset(receiver)
+            }
+            Sizes::Received { tensors, .. } if !self.is_input_shared => {
+                tensors[tensor].offset(receiver)
+            }
+            Sizes::Pairs { .. } => self.input_offset(provider, receiver),
+            Sizes::Provided { .. } | Sizes::Received { .. } => 0,
+        }
+    }
+
+    /// Returns the offset of the piece of `tensor` in the block from `provider` to `receiver`.
+    pub(super) fn piece_start(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {
+        (0..tensor).map(|before| self.piece_bytes(before, provider, receiver)).sum()
+    }
+
+    /// Returns the offset of `tensor` in a contiguous input, in which the tensor begins at
+    /// `piece_start` if the input is one block.
+    pub(super) fn tensor_offset_in_input(&self, tensor: usize, piece_start: u64) -> u64 {
+        match &self.blocks {
+            Sizes::Provided { tensor_offsets, .. } if self.collective.is_reduction() => {
+                tensor_offsets[tensor]
+            }
+            Sizes::Received { tensor_offsets, .. } if !self.is_input_shared => {
+                tensor_offsets[tensor]
+            }
+            Sizes::Provided { .. } | Sizes::Received { .. } | Sizes::Pairs { .. } => piece_start,
+        }
+    }
+
+    /// Returns the offset of `tensor` in a contiguous output, in which the tensor begins at
+    /// `piece_start` if the output is one block.
+    pub(super) fn tensor_offset_in_output(&self, tensor: usize, piece_start: u64) -> u64 {
+        match &self.blocks {
+            Sizes::Provided { tensor_offsets, .. } => tensor_offsets[tensor],
+            Sizes::Received { .. } | Sizes::Pairs { .. } => piece_start,
         }
     }
 
@@ -538,10 +681,113 @@ impl Layout {
     pub(super) fn output_offset(&self, tensor: usize, provider: Rank, receiver: Rank) -> u64 {
         match &self.blocks {
             Sizes::Provided { tensors, .. } => tensors[tensor].offset(provider),
-            Sizes::Received(lengths) => {
-                self.providers_before(Some(provider)) * lengths.bytes(receiver)
+            Sizes::Received { tensors, .. } => {
+                self.providers_before(Some(provider)) * tensors[tensor].bytes(receiver)
             }
             Sizes::Pairs { columns, .. } => columns[receiver.index()].offset(provider),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Cell, Source};
+
+    /// Returns the cells, contributions and sizes of a layout, which do not depend on whether equal
+    /// lengths are stored as one.
+    fn described(layout: &Layout) -> String {
+        let ranks = || Rank::all(layout.ranks());
+        let mut text = format!("{} chunks, {} bytes", layout.chunks(), layout.data_bytes());
+        for rank in ranks() {
+            let bytes = [layout.input_bytes(rank), layout.output_bytes(rank)];
+            text += &format!("; {rank}: {bytes:?}, inbox {}", layout.inbox_bytes(rank));
+            for (from, chunk) in
+                ranks().flat_map(|from| (0..layout.chunks()).map(move |c| (from, c)))
+            {
+                let cell = Cell { block: from, chunk };
+                let given = layout.contribution_spans(cell, Source::Input, rank);
+                let given: Vec<_> = given.map(|span| (span.src, span.dst, span.bytes)).collect();
+                text += &format!(", {cell}: {given:?} {:?}", layout.cell(cell, rank));
+            }
+        }
+        text
+    }
+
+    #[test]
+    fn a_shorter_start_has_the_layout_of_an_operation_of_its_length() {
+        for ranks in 1..=9 {
+            let shared = |bytes: u64| {
+                let blocks = BlockBytes::ByRank(Lengths::equal(ranks, bytes).unwrap());
+                let whole = Layout::of_blocks(Collective::ReduceScatter, blocks.clone(), 2);
+                let parts = blocks.parts().unwrap();
+                let parts = Layout::of_blocks(Collective::AllReduce, parts, 2);
+                [whole.unwrap().with_shared_input(), parts.unwrap()]
+            };
+            for (index, mut resized) in shared(64 * 40).into_iter().enumerate() {
+                for bytes in [64 * 40, 0, 4, 64, 68, 64 * 5, 64 * 13 + 12, 64 * 40 - 4, 8] {
+                    resized.set_blocks(StartBytes::Equal(bytes)).unwrap();
+                    let fixed = &shared(bytes)[index];
+                    assert_eq!(described(&resized), described(fixed), "{ranks} ranks, {bytes}");
+                }
+            }
+
+            let blocks = |start: u64| {
+                Rank::all(ranks).map(move |rank| (7 * u64::from(rank.0) + start) % 5 * 36)
+            };
+            let scatter = |start| {
+                let bytes: Vec<u64> = blocks(start).collect();
+                Layout::new(Collective::ReduceScatter, &bytes, 2).unwrap()
+            };
+            let mut resized = scatter(0);
+            for start in 0..10 {
+                let bytes: Vec<u64> = blocks(start).collect();
+                let of_rank = |rank: Rank| bytes[rank.index()];
+                resized.set_blocks(StartBytes::ByRank(&of_rank)).unwrap();
+                assert_eq!(described(&resized), described(&scatter(start)), "{ranks} ranks");
+            }
+        }
+    }
+
+    /// A shorter input can have a longer part, so the inbox of the longest one may be too small.
+    #[test]
+    fn the_inbox_of_a_resizable_all_reduce_holds_every_shorter_start() {
+        let mut is_longer = false;
+        for ranks in 1..=9 {
+            for units in 0..30 {
+                let layout = |bytes: u64| {
+                    let blocks = BlockBytes::ByRank(Lengths::equal(ranks, bytes).unwrap());
+                    let parts = blocks.parts().unwrap();
+                    Layout::of_blocks(Collective::AllReduce, parts, 1).unwrap()
+                };
+                let longest = layout(units * CHUNK_ALIGN_BYTES);
+                for rank in Rank::all(ranks) {
+                    let bytes = longest.resizable_inbox_bytes(rank);
+                    assert_eq!(bytes, longest.resizable_inbox_bytes(Rank(0)));
+                    let shorter = (0..=units * 2).map(|half| half * CHUNK_ALIGN_BYTES / 2);
+                    let most = shorter.map(|bytes| layout(bytes).inbox_bytes(rank)).max();
+                    assert!(most <= Some(bytes), "{ranks} ranks, rank {rank}, {units} units");
+                    is_longer |= most > Some(longest.inbox_bytes(rank));
+                }
+            }
+        }
+        assert!(is_longer, "expected a shorter input with a longer part");
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_a_start_are_named() {
+        let blocks = BlockBytes::ByRank(Lengths::equal(3, 100).unwrap());
+        let whole = Layout::of_blocks(Collective::ReduceScatter, blocks.clone(), 1).unwrap();
+        let whole = whole.with_shared_input();
+        let parts = blocks.parts().unwrap();
+        let parts = Layout::of_blocks(Collective::AllReduce, parts, 1).unwrap();
+        for mut layout in [whole, parts] {
+            let prepared = layout.clone();
+            let error = layout.set_blocks(StartBytes::ByRank(&|_| 100)).unwrap_err();
+            assert!(error.to_string().contains("expected one length for"), "{error}");
+            layout.set_blocks(StartBytes::Equal(104)).unwrap();
+            let longer = layout.longer_than(&prepared);
+            assert_eq!(longer, Some(("the input".to_owned(), 104, 100)));
         }
     }
 }

@@ -197,6 +197,12 @@ impl Layout {
         Ok(self)
     }
 
+    /// Returns whether the input or the output is a matrix.
+    #[doc(hidden)]
+    pub fn has_columns(&self) -> bool {
+        self.columns.is_some()
+    }
+
     /// Returns whether the output is a matrix, in which blocks are not contiguous.
     #[doc(hidden)]
     pub fn has_columns_in_output(&self) -> bool {
@@ -271,7 +277,7 @@ impl Layout {
 
         let input = match input {
             InputPlacement::Contiguous(position) => position.offset,
-            InputPlacement::ByTensor(_) => 0,
+            InputPlacement::ByTensor(_) | InputPlacement::ByBlock(_) => 0,
         };
 
         let output = match output {
@@ -313,11 +319,17 @@ impl Layout {
         CellSpan { input_offset, output_offset: before + start, bytes: end - start }
     }
 
+    /// Returns whether the input of a rank has a block for every output, instead of the same bytes
+    /// for all.
+    pub fn has_input_blocks(&self) -> bool {
+        self.collective.has_input_block_per_receiver() && !self.is_input_shared
+    }
+
     /// Returns the byte range of one rank's contribution to a chunk of the block that `receiver`
     /// reduces.
     ///
     /// It is a range of the input of the rank that contributes, `cell.block`, and of the inbox of
-    /// `receiver` instead of its output.
+    /// `receiver` instead of its output. The input may not have gaps, as in [`cell`](Self::cell).
     ///
     /// # Panics
     /// If there is no such rank or chunk.
@@ -334,6 +346,44 @@ impl Layout {
         }
     }
 
+    /// Returns the spans that copy one rank's contribution to a chunk of the block that `receiver`
+    /// reduces, from the input or the output of the rank, `cell.block`, to the inbox.
+    ///
+    /// A destination is an offset in the inbox of `receiver`, and its buffer is 0. The spans are
+    /// the same parts of the chunk as those of the result in the output of `receiver`, whoever
+    /// contributes. A chunk of no bytes has none.
+    ///
+    /// # Panics
+    /// If there is no such rank or chunk.
+    pub fn contribution_spans(
+        &self,
+        cell: Cell,
+        from: Source,
+        receiver: Rank,
+    ) -> impl Iterator<Item = Span> {
+        let Range { start, end } = self.range(Cell { block: receiver, ..cell }, receiver);
+        let inbox_offset = self.inbox_stride(receiver).saturating_mul(cell.block.0.into());
+
+        let mut piece_end = 0;
+        (0..self.tensors()).filter_map(move |tensor| {
+            let piece_start = piece_end;
+            piece_end += self.piece_bytes(tensor, receiver, receiver);
+            let bytes = start.max(piece_start)..end.min(piece_end);
+            if bytes.is_empty() {
+                return None;
+            }
+
+            let piece = match from {
+                Source::Input => self.place_in_input(cell.block, (tensor, piece_start), receiver),
+                Source::Output => self.place_in_output(cell.block, (tensor, piece_start), receiver),
+            };
+            let src = BufferPosition { offset: piece.offset + bytes.start - piece_start, ..piece };
+            let offset = inbox_offset.saturating_add(bytes.start);
+            let dst = BufferPosition { buffer: 0, offset };
+            Some(Span { src, dst, bytes: bytes.end - bytes.start, rows: Rows::ONE })
+        })
+    }
+
     /// Returns the length in bytes of the memory for the contributions to the block that `rank`
     /// reduces.
     ///
@@ -345,6 +395,25 @@ impl Layout {
     pub fn inbox_bytes(&self, rank: Rank) -> u64 {
         let places = self.collective.contributors(rank, Rank::at(self.ranks()).0).end;
         self.inbox_stride(rank).saturating_mul(places.into())
+    }
+
+    /// Returns the length in bytes of the inbox of `rank` that is enough for all starts of a
+    /// resizable operation, of which none is longer than this layout.
+    ///
+    /// A shorter input can have a longer part for `rank`: of two units for three ranks, the last
+    /// two ranks get one each, and of one unit only the last rank gets one.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    #[doc(hidden)]
+    pub fn resizable_inbox_bytes(&self, rank: Rank) -> u64 {
+        if !self.has_parts() {
+            return self.inbox_bytes(rank);
+        }
+
+        let (units, ranks) = (self.data_bytes().div_ceil(CHUNK_ALIGN_BYTES), self.ranks() as u64);
+        let part_units_max = units.div_ceil(ranks);
+        part_units_max.saturating_mul(CHUNK_ALIGN_BYTES).saturating_mul(ranks)
     }
 
     /// Returns the distance in bytes between the contributions of consecutive ranks in the inbox of
@@ -411,14 +480,10 @@ impl Layout {
         }
 
         let src = match from {
-            Source::Input => {
-                let position = self.input_position(owner, tensor, piece_start);
-                let offset = position.offset + self.input_offset(owner, into);
-                BufferPosition { offset, ..position }
-            }
-            Source::Output => self.output_position(owner, tensor, block),
+            Source::Input => self.place_in_input(owner, (tensor, piece_start), into),
+            Source::Output => self.place_in_output(owner, (tensor, piece_start), block),
         };
-        let dst = self.output_position(into, tensor, block);
+        let dst = self.place_in_output(into, (tensor, piece_start), block);
 
         let skipped = bytes.start - piece_start;
         let after_skipped = |position: BufferPosition| BufferPosition {
@@ -461,9 +526,8 @@ impl Layout {
 
         let (src, src_pitch) = match from {
             Source::Input => {
-                let position = self.input_position(owner, 0, 0);
                 let before = self.input_offset(owner, into);
-                let begin = BufferPosition { offset: position.offset + before, ..position };
+                let begin = self.input_position(owner, 0, into);
                 side(columns.input, begin, before, self.input_bytes(owner))
             }
             Source::Output => output(owner),
@@ -495,15 +559,13 @@ impl Layout {
     /// Returns the position of the data that `rank` contributes to `tensor`, in the buffers that
     /// `from` selects.
     ///
+    /// If each block of the input has a position of its own, it is that of the first one.
+    ///
     /// # Panics
     /// If there is no such rank or tensor.
     pub fn own_position(&self, rank: Rank, tensor: usize, from: Source) -> BufferPosition {
         match from {
-            Source::Input => {
-                let before = (0..tensor).map(|tensor| self.input_piece_bytes(tensor, rank)).sum();
-                self.input_position(rank, tensor, before)
-            }
-
+            Source::Input => self.input_position(rank, tensor, Rank(0)),
             // In place, a rank contributes all of its output.
             Source::Output if self.collective.is_reduction() => {
                 self.output_position(rank, tensor, Rank(0))
@@ -512,15 +574,52 @@ impl Layout {
         }
     }
 
-    /// Returns the position of `tensor` in the input buffers of `rank`.
+    /// Returns the position at which the input of `rank` holds the piece of `tensor` for
+    /// `receiver`.
     ///
-    /// In a contiguous input, `before` bytes of other tensors precede the tensor.
-    fn input_position(&self, rank: Rank, tensor: usize, before: u64) -> BufferPosition {
-        match &self.placement(rank).input {
+    /// # Panics
+    /// May panic if there is no such rank, receiver or tensor.
+    pub fn input_position(&self, rank: Rank, tensor: usize, receiver: Rank) -> BufferPosition {
+        // Only an input that is one block begins with the pieces of the tensors before.
+        let pieces = (0..tensor).map(|before| self.input_piece_bytes(before, rank));
+        self.place_in_input(rank, (tensor, pieces.sum()), receiver)
+    }
+
+    /// Returns the position of a piece in the input of `rank`, as `input_position`.
+    ///
+    /// `piece_start` is the offset of the piece in its block, which callers with many tensors know.
+    fn place_in_input(
+        &self,
+        rank: Rank,
+        (tensor, piece_start): (usize, u64),
+        receiver: Rank,
+    ) -> BufferPosition {
+        let (position, tensor_offset) = match &self.placement(rank).input {
             InputPlacement::Contiguous(position) => {
-                BufferPosition { offset: position.offset + before, ..*position }
+                (*position, self.tensor_offset_in_input(tensor, piece_start))
             }
-            InputPlacement::ByTensor(positions) => positions[tensor],
+            InputPlacement::ByTensor(positions) => (positions[tensor], 0),
+            InputPlacement::ByBlock(positions) => return positions[receiver.index()],
+        };
+
+        let offset = tensor_offset + self.input_piece_offset(tensor, rank, receiver);
+        BufferPosition { offset: position.offset + offset, ..position }
+    }
+
+    /// Returns the position at which `tensor` begins in the output of `rank`, or `None` if each
+    /// block has a position of its own.
+    ///
+    /// # Panics
+    /// May panic if there is no such rank or tensor.
+    pub fn tensor_position(&self, rank: Rank, tensor: usize) -> Option<BufferPosition> {
+        match &self.placement(rank).output {
+            OutputPlacement::Contiguous(position) => {
+                let tensors = (0..tensor).map(|before| self.tensor_bytes(before, rank));
+                let offset = position.offset + tensors.sum::<u64>();
+                Some(BufferPosition { offset, ..*position })
+            }
+            OutputPlacement::ByTensor(positions) => Some(positions[tensor]),
+            OutputPlacement::ByBlock(_) => None,
         }
     }
 
@@ -530,13 +629,22 @@ impl Layout {
     /// # Panics
     /// May panic if there is no such rank, provider or tensor.
     pub fn output_position(&self, rank: Rank, tensor: usize, provider: Rank) -> BufferPosition {
+        let piece_start = self.piece_start(tensor, provider, rank);
+        self.place_in_output(rank, (tensor, piece_start), provider)
+    }
+
+    /// Returns the position of a piece in the output of `rank`, as `output_position`.
+    ///
+    /// `piece_start` is the offset of the piece in its block, which callers with many tensors know.
+    fn place_in_output(
+        &self,
+        rank: Rank,
+        (tensor, piece_start): (usize, u64),
+        provider: Rank,
+    ) -> BufferPosition {
         let (position, tensor_offset) = match &self.placement(rank).output {
             OutputPlacement::Contiguous(position) => {
-                let tensor_offset = match &self.blocks {
-                    Sizes::Provided { tensor_offsets, .. } => tensor_offsets[tensor],
-                    Sizes::Received(_) | Sizes::Pairs { .. } => 0,
-                };
-                (*position, tensor_offset)
+                (*position, self.tensor_offset_in_output(tensor, piece_start))
             }
             OutputPlacement::ByTensor(positions) => (positions[tensor], 0),
             OutputPlacement::ByBlock(positions) => return positions[provider.index()],
@@ -547,8 +655,8 @@ impl Layout {
             return position;
         }
 
-        let offset = position.offset + tensor_offset + self.output_offset(tensor, provider, rank);
-        BufferPosition { offset, ..position }
+        let offset = tensor_offset + self.output_offset(tensor, provider, rank);
+        BufferPosition { offset: position.offset + offset, ..position }
     }
 
     /// Returns the byte range of the chunk `cell` within its block; the length of the block can
@@ -769,11 +877,9 @@ mod tests {
             let inputs: Vec<Memory> = Rank::all(layout.ranks())
                 .map(|rank| {
                     let mut input = zeroed(layout.placement(rank).input_needs(&layout, rank));
-                    let mut before = 0;
                     for tensor in 0..layout.tensors() {
                         let bytes = layout.input_piece_bytes(tensor, rank);
-                        let position = layout.input_position(rank, tensor, before);
-                        before += bytes;
+                        let position = layout.own_position(rank, tensor, Source::Input);
                         for index in 0..bytes {
                             let buffer = input.get_mut(&position.buffer).unwrap();
                             buffer[(position.offset + index) as usize] =

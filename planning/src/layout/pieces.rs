@@ -252,6 +252,11 @@ pub enum InputPlacement {
     Contiguous(BufferPosition),
     /// Each tensor begins at a position of its own in the input buffers, listed in tensor order.
     ByTensor(Vec<BufferPosition>),
+    /// Each block begins at a position of its own in the input buffers, listed in the order of the
+    /// ranks that receive them.
+    ///
+    /// There is only one tensor, and the input has a block for every rank.
+    ByBlock(Vec<BufferPosition>),
 }
 
 /// Stores the positions of the tensors or blocks in the output buffers of a rank.
@@ -337,6 +342,18 @@ impl Placement {
             InputPlacement::ByTensor(positions) => {
                 check_count("input", positions.len(), tensors, "tensor")?
             }
+            InputPlacement::ByBlock(_) if !layout.has_input_blocks() => {
+                let text = format!(
+                    "the input has one position for each block, expected one position in {}, \
+                     because its input is the same for all outputs",
+                    layout.requested_collective().with_article()
+                );
+                return Err(invalid(text));
+            }
+            InputPlacement::ByBlock(positions) => {
+                check_one_tensor("input", tensors)?;
+                check_count("input", positions.len(), layout.ranks(), "block")?;
+            }
         }
 
         match &self.output {
@@ -344,13 +361,15 @@ impl Placement {
             OutputPlacement::ByTensor(positions) => {
                 check_count("output", positions.len(), tensors, "tensor")
             }
-            OutputPlacement::ByBlock(_) if tensors != 1 => {
+            OutputPlacement::ByBlock(_) if layout.collective().is_reduction() => {
                 let text = format!(
-                    "tensors is {tensors}, expected 1 for an output with one position for each \
-                     block"
+                    "the output has one position for each block, expected one position in {}, \
+                     whose output is one block",
+                    layout.requested_collective().with_article()
                 );
                 Err(invalid(text))
             }
+            OutputPlacement::ByBlock(_) if tensors != 1 => check_one_tensor("output", tensors),
             OutputPlacement::ByBlock(positions) => {
                 check_count("output", positions.len(), layout.ranks(), "block")
             }
@@ -366,6 +385,9 @@ impl Placement {
             InputPlacement::ByTensor(positions) => {
                 placed("tensor", positions, |tensor| layout.input_piece_bytes(tensor, rank))
             }
+            InputPlacement::ByBlock(positions) => placed("block", positions, |receiver| {
+                layout.input_block_bytes(rank, Rank::at(receiver))
+            }),
         }
     }
 
@@ -455,6 +477,18 @@ fn placed(
         ranges.push(PlacedRange::new(kind, number, position, bytes(number)));
     }
     ranges
+}
+
+/// Checks that there is one tensor, so that blocks can have positions of their own.
+fn check_one_tensor(what: &str, tensors: usize) -> Result<(), Error> {
+    if tensors == 1 {
+        return Ok(());
+    }
+
+    let article = if what == "input" { "an input" } else { "an output" };
+    let text =
+        format!("tensors is {tensors}, expected 1 for {article} with one position for each block");
+    Err(invalid(text))
 }
 
 /// Checks that `found`, the number of positions of a placement, equals `expected`.

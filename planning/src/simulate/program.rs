@@ -278,9 +278,18 @@ impl<'a> Compiler<'a> {
         let collective = self.layout.collective();
         let position = |offset| BufferPosition { buffer: 0, offset };
         if step.contributes(collective) {
-            let given = self.layout.contribution(cell, peer);
-            let [src, dst] = [given.input_offset, given.output_offset].map(position);
-            return Some(Span { src, dst, bytes: given.bytes, rows: Rows::ONE });
+            let source = if self.program.in_place { Source::Output } else { from };
+            let mut spans = self.layout.contribution_spans(cell, source, peer);
+            return match (spans.next(), spans.next()) {
+                (Some(span), None) => Some(span),
+                (Some(_), Some(_)) => None,
+                (None, _) => {
+                    // A put of no bytes can be joined with any other that begins at its offsets.
+                    let given = self.layout.contribution(cell, peer);
+                    let [src, dst] = [given.input_offset, given.output_offset].map(position);
+                    Some(Span { src, dst, bytes: 0, rows: Rows::ONE })
+                }
+            };
         }
 
         let source = if self.program.in_place { Source::Output } else { from };

@@ -11,7 +11,7 @@ use super::{Operation, State};
 use crate::element::{self, Element};
 use crate::error::Error;
 use crate::group::buffer::{self, MemoryRange};
-use crate::layout::{BufferPosition, InputPlacement, OutputPlacement};
+use crate::layout::{BufferPosition, InputPlacement, OutputPlacement, Placement};
 use crate::plan::Source;
 use crate::run::buffers::{BufferId, Start};
 
@@ -25,15 +25,22 @@ impl State {
     }
 
     fn input_range(&self) -> Result<BufferRange, Error> {
-        let (tensors, first) = (self.layout.tensors(), self.input_piece_range(0));
+        let tensors = self.layout.tensors();
         if tensors == 1 {
-            return Ok(first);
+            return self.checked_input_piece_range(0);
         }
 
-        let placement = &self.layout.placement(self.rank).input;
-        let is_joined = matches!(placement, InputPlacement::Contiguous(_));
-        if is_joined && self.from == Source::Input {
-            let (buffer, Range { start, .. }) = first;
+        let Placement { input, output } = self.layout.placement(self.rank);
+        let is_joined = match self.from {
+            Source::Input => matches!(input, InputPlacement::Contiguous(_)),
+            // In place, only a reduction has all of its output as its input.
+            Source::Output => {
+                self.layout.collective().is_reduction()
+                    && matches!(output, OutputPlacement::Contiguous(_))
+            }
+        };
+        if is_joined {
+            let (buffer, Range { start, .. }) = self.input_piece_range(0);
             return Ok((buffer, start..start + self.layout.input_bytes(self.rank)));
         }
         invalid(format!(
@@ -55,7 +62,44 @@ impl State {
 
     fn checked_input_piece_range(&self, tensor: usize) -> Result<BufferRange, Error> {
         self.check_tensor(tensor)?;
+        if matches!(self.layout.placement(self.rank).input, InputPlacement::ByBlock(_)) {
+            let ranks = self.layout.ranks();
+            return invalid(format!(
+                "the input consists of {ranks} blocks, one for each rank; use `input_block_mut` or \
+                 `input_block_memory` for each block"
+            ));
+        }
         Ok(self.input_piece_range(tensor))
+    }
+
+    /// Returns the range of the block for `receiver` in the input of a single tensor.
+    fn input_block_range(&self, receiver: Rank) -> Result<BufferRange, Error> {
+        self.check_rank(receiver)?;
+        let tensors = self.layout.tensors();
+        if tensors > 1 {
+            return invalid(format!(
+                "a block consists of {tensors} pieces, one of each tensor; use `input_piece_mut` \
+                 or `input_piece_memory` for each tensor"
+            ));
+        }
+        if !self.layout.has_input_blocks() || self.layout.has_columns() {
+            let text = "the input has no contiguous block for each rank; use `input_mut` or \
+                        `input_memory`";
+            return invalid(text.to_owned());
+        }
+
+        // Operations with such inputs do not run in place.
+        let BufferPosition { buffer, offset } = self.layout.input_position(self.rank, 0, receiver);
+        let bytes = self.layout.input_block_bytes(self.rank, receiver);
+        Ok((BufferId::Input(buffer), offset..offset + bytes))
+    }
+
+    fn check_rank(&self, rank: Rank) -> Result<(), Error> {
+        let ranks = self.layout.ranks();
+        if rank.index() < ranks {
+            return Ok(());
+        }
+        invalid(format!("rank {rank} does not exist, expected a rank below {ranks}"))
     }
 
     fn output_range(&self) -> Result<BufferRange, Error> {
@@ -107,10 +151,7 @@ impl State {
         rank: Rank,
     ) -> Result<BufferRange, Error> {
         self.check_tensor(tensor)?;
-        let ranks = self.layout.ranks();
-        if rank.index() >= ranks {
-            return invalid(format!("rank {rank} does not exist, expected a rank below {ranks}"));
-        }
+        self.check_rank(rank)?;
         if self.layout.has_columns_in_output() {
             let text = "the output is a matrix, in which a block is a range of columns, expected blocks that are contiguous";
             return invalid(text.to_owned());
@@ -141,16 +182,17 @@ impl State {
 
     fn tensor_range(&self, tensor: usize) -> Result<BufferRange, Error> {
         self.check_tensor(tensor)?;
-        if matches!(self.layout.placement(self.rank).output, OutputPlacement::ByBlock(_)) {
+        let Some(position) = self.layout.tensor_position(self.rank, tensor) else {
             return invalid(
                 "each block has its own destination, so no tensor is contiguous; use \
                  `OutputPart::Block` for each block"
                     .to_owned(),
             );
-        }
+        };
 
-        let (buffer, Range { start, .. }) = self.piece_range(self.last(), tensor, Rank(0));
-        Ok((buffer, start..start + self.layout.tensor_bytes(tensor, self.rank)))
+        let begin = self.view.output_offset(self.last()) + position.offset;
+        let bytes = begin..begin + self.layout.tensor_bytes(tensor, self.rank);
+        Ok((BufferId::Output(position.buffer), bytes))
     }
 
     fn check_tensor(&self, tensor: usize) -> Result<(), Error> {
@@ -303,6 +345,17 @@ impl<T> Operation<T> {
         Ok(self.state.address_range(range))
     }
 
+    /// Returns the address range of the block for a rank in the input, which work on a stream can
+    /// fill.
+    ///
+    /// # Errors
+    /// As [`input_block_mut`](Self::input_block_mut), except that a device may be the only one that
+    /// can write it.
+    pub fn input_block_memory(&self, receiver: Rank) -> Result<MemoryRange, Error> {
+        let range = self.state.input_block_range(receiver)?;
+        Ok(self.state.address_range(range))
+    }
+
     /// Returns the address range of the newest output, which work on a stream can read. With two
     /// outputs in turn, the next start uses the other.
     ///
@@ -340,6 +393,20 @@ impl<T: Element> Operation<T> {
     /// tensor, or it is in a window.
     pub fn input_piece_mut(&mut self, tensor: usize) -> Result<&mut [T], Error> {
         let range = |state: &State| state.checked_input_piece_range(tensor);
+        element::cast_mut(self.state.settled_bytes_mut(range)?)
+    }
+
+    /// Returns the block for a rank in the input for writing. If an earlier start is not complete,
+    /// waits for it first.
+    ///
+    /// The inputs of an all-to-all, a scatter and a reduce-scatter have such blocks.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such rank or block, the block
+    /// is not contiguous, only a device can write it, or it is in a window; the reason why the
+    /// group has ended.
+    pub fn input_block_mut(&mut self, receiver: Rank) -> Result<&mut [T], Error> {
+        let range = |state: &State| state.input_block_range(receiver);
         element::cast_mut(self.state.settled_bytes_mut(range)?)
     }
 

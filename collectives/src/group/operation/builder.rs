@@ -265,6 +265,27 @@ impl<'g, T> OperationBuilder<'g, T> {
     /// The lengths of the operation are then the largest that a start can have. It has one output,
     /// in one buffer or window, and one tensor. It excludes [`trace`](Self::trace) and
     /// [`destinations`](Self::destinations).
+    ///
+    /// The lengths of a reduce-scatter are those of the blocks, and the length of an all-reduce is
+    /// that of the whole input, of which every start has room for the parts of all ranks. If the
+    /// caller names no [form](Self::form), each start has the one that is predicted to be the
+    /// fastest for its length.
+    ///
+    /// ```
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, host};
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let mut reduce = group.all_reduce::<i32>(100_000).resizable().prepare()?;
+    /// for len in [1, 100_000, 7] {
+    ///     reduce.resize(len)?.input_mut()?.fill(3);
+    ///     reduce.run()?;
+    ///     assert_eq!(reduce.output()?, vec![6; len]);
+    /// }
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
     #[must_use]
     pub fn resizable(mut self) -> Self {
         self.spec.resizable = true;
@@ -360,6 +381,26 @@ impl<'g, T> OperationBuilder<'g, T> {
 
     /// Sets the buffers that hold the input, either one for all tensors or one for each tensor. One
     /// buffer contains the pieces of all tensors one after another.
+    ///
+    /// The input of a reduce-scatter of one tensor can also be one buffer for each rank, of which
+    /// buffer r holds the contribution to the block of rank r.
+    ///
+    /// ```
+    /// # use peerlane::bootstrap::{Bootstrap, in_process};
+    /// # use peerlane::{Group, Rank, host};
+    /// # in_process::run(2, |bootstrap| {
+    /// # let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
+    /// # let mut group = Group::open(bootstrap, fabric)?;
+    /// let inputs = vec![group.allocate::<f32>(3)?, group.allocate::<f32>(1)?];
+    /// let mut scatter = group.reduce_scatter::<f32>([3, 1]).input_buffers(inputs).prepare()?;
+    /// scatter.input_block_mut(Rank(0))?.fill(1.5);
+    /// scatter.input_block_mut(Rank(1))?.fill(2.0);
+    /// scatter.run()?;
+    /// let rank = group.rank().index();
+    /// assert_eq!(scatter.output()?, [&[3.0; 3][..], &[4.0]][rank]);
+    /// # group.close()
+    /// # }).unwrap();
+    /// ```
     #[must_use]
     pub fn input_buffers(mut self, inputs: Vec<Buffer<T>>) -> Self {
         self.spec.inputs = inputs.into_iter().map(Buffer::into_region).collect();
@@ -392,7 +433,8 @@ impl<'g, T> OperationBuilder<'g, T> {
 
     /// Sets where the block from each rank is written in the output buffers.
     ///
-    /// `destinations[r]` is for the block from rank r.
+    /// `destinations[r]` is for the block from rank r. The output of a reduction is one block,
+    /// which has one destination.
     ///
     /// The destinations are in the output buffers of this rank; other ranks can have different
     /// ones. Bytes outside of them do not change. Buffers that the caller does not supply are

@@ -84,9 +84,10 @@ impl Group {
     /// inputs.
     ///
     /// The input of each rank has a block for every rank, in rank order. The blocks have
-    /// [equal or different lengths](BlockLens); the length of a rank is that of its output. The
-    /// contributions are added in rank order by the rank that gets the block, on its processor
-    /// or by a kernel of its GPU. [`operator`](OperationBuilder::operator) sets another operator.
+    /// [equal or different lengths](BlockLens); the length of a rank is that of its output. With
+    /// several tensors, each has its blocks in rank order in the input. The contributions are added
+    /// in rank order by the rank that gets the block, on its processor or by a kernel of its GPU.
+    /// [`operator`](OperationBuilder::operator) sets another operator.
     ///
     /// ```
     /// # use peerlane::bootstrap::{Bootstrap, in_process};
@@ -109,9 +110,9 @@ impl Group {
         self.operation(Collective::ReduceScatter, lens)
     }
 
-    /// Returns a builder for an all-reduce of `len` elements, in which every rank gets the sum of
-    /// all inputs.
+    /// Returns a builder for an all-reduce, in which every rank gets the sum of all inputs.
     ///
+    /// `lens` is the length of the input, or of several [tensors](BlockLens::tensors) of it.
     /// Each rank adds the contributions to a part of the elements and passes the result on, so all
     /// ranks get equal bits. It adds in rank order, or, [in place](OperationBuilder::in_place), its
     /// own contribution first. [`operator`](OperationBuilder::operator) sets another operator.
@@ -130,19 +131,28 @@ impl Group {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn all_reduce<T: Element>(&mut self, len: usize) -> OperationBuilder<'_, T> {
-        self.operation(Collective::AllReduce, len)
+    pub fn all_reduce<T: Element>(
+        &mut self,
+        lens: impl Into<BlockLens>,
+    ) -> OperationBuilder<'_, T> {
+        self.operation(Collective::AllReduce, lens)
     }
 
-    /// Returns a builder for a reduce of `len` elements, in which one rank, the root, gets the sum
-    /// of all inputs.
-    pub fn reduce<T: Element>(&mut self, root: Rank, len: usize) -> OperationBuilder<'_, T> {
-        self.operation(Collective::Reduce { root }, len)
-    }
-
-    /// Returns a builder for an inclusive scan of `len` elements, in which every rank gets the sum
-    /// of the inputs of the ranks up to its own.
+    /// Returns a builder for a reduce, in which one rank, the root, gets the sum of all inputs.
     ///
+    /// `lens` is as in an [all-reduce](Self::all_reduce).
+    pub fn reduce<T: Element>(
+        &mut self,
+        root: Rank,
+        lens: impl Into<BlockLens>,
+    ) -> OperationBuilder<'_, T> {
+        self.operation(Collective::Reduce { root }, lens)
+    }
+
+    /// Returns a builder for an inclusive scan, in which every rank gets the sum of the inputs of
+    /// the ranks up to its own.
+    ///
+    /// `lens` is as in an [all-reduce](Self::all_reduce).
     /// Rank 0 gets its own input, and the last rank the sum of all. Each rank adds the
     /// contributions in rank order. [`operator`](OperationBuilder::operator) sets another operator;
     /// an average divides by the number of contributions, which is one more than the number of the
@@ -161,12 +171,12 @@ impl Group {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn scan<T: Element>(&mut self, len: usize) -> OperationBuilder<'_, T> {
-        self.operation(Collective::Scan, len)
+    pub fn scan<T: Element>(&mut self, lens: impl Into<BlockLens>) -> OperationBuilder<'_, T> {
+        self.operation(Collective::Scan, lens)
     }
 
-    /// Returns a builder for an exclusive scan of `len` elements, in which every rank except rank 0
-    /// gets the sum of the inputs of the ranks below its own.
+    /// Returns a builder for an exclusive scan, in which every rank except rank 0 gets the sum of
+    /// the inputs of the ranks below its own.
     ///
     /// Rank 0 gets nothing: its output is empty. It is otherwise like [`scan`](Self::scan).
     ///
@@ -185,8 +195,8 @@ impl Group {
     /// # group.close()
     /// # }).unwrap();
     /// ```
-    pub fn exscan<T: Element>(&mut self, len: usize) -> OperationBuilder<'_, T> {
-        self.operation(Collective::Exscan, len)
+    pub fn exscan<T: Element>(&mut self, lens: impl Into<BlockLens>) -> OperationBuilder<'_, T> {
+        self.operation(Collective::Exscan, lens)
     }
 
     /// Returns a builder for an all-gather, in which every rank gets the block of every rank, in

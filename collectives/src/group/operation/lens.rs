@@ -7,13 +7,14 @@ use serde::{Deserialize, Serialize};
 use crate::element::DType;
 use crate::error::Error;
 use crate::group::agreement::{Offer, decode, encode};
-use crate::layout::{BUFFERS_MAX, BlockBytes, BufferPosition, Lengths};
+use crate::layout::{BUFFERS_MAX, BlockBytes, BufferPosition, Layout, Lengths};
 
 /// The number of elements that each rank contributes to a collective operation.
 ///
 /// A block is what one rank provides for an output. Equal lengths are one number, and different
 /// lengths a list with one number for each rank, which can be 0: of the block that it provides, or
-/// in a scatter of the block that it receives. Except with [`send_receive`](Self::send_receive),
+/// in a scatter or reduce-scatter of the block that it receives. An all-reduce has one length, that
+/// of the whole input. Except with [`send_receive`](Self::send_receive),
 /// every rank gives the same lengths.
 ///
 /// ```
@@ -239,14 +240,27 @@ pub(in crate::group) fn bytes(dtype: DType, name: &str, len: usize) -> Result<u6
     })
 }
 
+/// Returns the positions of the destinations of a list, of which there is one for each block of an
+/// output.
 pub(super) fn positions(
     dtype: DType,
     destinations: &[Destination],
-    ranks: usize,
+    layout: &Layout,
 ) -> Result<Vec<BufferPosition>, Error> {
-    if destinations.len() != ranks {
-        let seen = destinations.len();
-        let text = format!("destinations has {seen} entries, expected {ranks}, one for each rank");
+    let (found, tensors) = (destinations.len(), layout.tensors());
+    let (expected, why) = match layout.requested_collective() {
+        collective if collective.is_reduction() => {
+            (1, format!("because the output of {} is one block", collective.with_article()))
+        }
+        _ => (layout.ranks(), "one for each rank".to_owned()),
+    };
+    if found != expected {
+        let text = format!("destinations has {found} entries, expected {expected}, {why}");
+        return Err(invalid(text));
+    }
+    if tensors != 1 {
+        let text =
+            format!("there are {tensors} tensors, expected 1 for an output with destinations");
         return Err(invalid(text));
     }
 

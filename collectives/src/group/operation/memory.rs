@@ -341,7 +341,7 @@ fn has_similar_bytes(operation: &OperationPlan, buffer: BufferId) -> bool {
     let bytes = Rank::all(operation.layout.ranks()).map(|rank| match buffer {
         BufferId::Input(_) => operation.layout.input_bytes(rank),
         BufferId::Output(_) => operation.layout.output_bytes(rank),
-        BufferId::Inbox => operation.layout.inbox_bytes(rank),
+        BufferId::Inbox => operation.inbox_bytes(rank),
     });
 
     let (least, most) =

@@ -15,7 +15,7 @@ use crate::group::engines::EngineKind;
 use crate::group::options::check_timeout;
 use crate::group::report::PlanRange;
 use crate::group::runtime::Runtime;
-use crate::layout::{FlagLayout, Layout};
+use crate::layout::{CHUNK_ALIGN_BYTES, FlagLayout, Layout, StartBytes};
 use crate::plan::{Algorithm, FlagOrder, Lane, LaneId, Plan, Tier};
 use crate::run::buffers::{BufferId, DoubleBuffering, digest_bits};
 use crate::run::program::{FlagTiers, FlagWriters, is_tiered};
@@ -76,6 +76,10 @@ pub(super) struct OperationPlan {
     pub(super) choice: Choice,
     shape: Shape,
     pub(super) layout: Layout,
+    /// The layouts of all forms in which the operation can run, in one chunk.
+    forms: Vec<(Option<Form>, Layout)>,
+    /// The length in bytes of the largest inbox of the plans of shorter starts.
+    shorter_inbox_bytes: u64,
     pub(super) plan: Plan,
     pub(super) flag_tiers: FlagTiers,
     pub(super) flags: FlagLayout,
@@ -137,6 +141,7 @@ impl OperationPlan {
         let flags = FlagLayout::new(topology.ranks(), shape.chunks, plan.lanes.len());
         let flags = flags.for_collective(shape.collective);
 
+        let layouts = forms.iter().map(|form| (form.blocks.form, form.layout.clone())).collect();
         let form = forms.into_iter().find(|form| form.blocks.form == choice.form);
         let FormRequest { blocks, mut layout, request } = form.expect("its variant was chosen");
         if choice.chunks != layout.chunks() {
@@ -159,6 +164,8 @@ impl OperationPlan {
             choice,
             shape,
             layout,
+            forms: layouts,
+            shorter_inbox_bytes: 0,
             plan,
             flag_tiers,
             flags,
@@ -191,46 +198,104 @@ impl OperationPlan {
     /// alike.
     pub(super) fn shorter(&self, group: &GroupInfo<'_>) -> Result<Vec<PlanRange>, Error> {
         let Method { algorithm, chunks, .. } = self.spec.method;
-        let mut shorter: Vec<PlanRange> = Vec::new();
         let Some(lengths) = self.layout.lengths().filter(|_| self.spec.resizable) else {
-            return Ok(shorter);
+            return Ok(Vec::new());
         };
 
         let usable = UsableEngines::new(&self.spec, group.engines, group.failed)?;
-        let mut last = (self.choice.algorithm, self.choice.chunks, self.choice.engine.clone());
-        let is_fixed = algorithm.is_some() && chunks.is_some() && usable.engines.len() == 1;
-        let most = if is_fixed { 0 } else { lengths.max() };
+        let has_choice = usable.engines.len() > 1 || self.forms.len() > 1;
+        let is_fixed = algorithm.is_some() && chunks.is_some() && !has_choice;
+        let most = match self.layout.has_one_length() {
+            _ if is_fixed => 0,
+            true => self.layout.data_bytes(),
+            false => lengths.max(),
+        };
         let least = self.spec.dtype.bytes() as u64;
         let halvings = (1..u64::BITS).take_while(|&halvings| most >> halvings >= least);
 
+        // The plan of the longest starts comes first, for the comparisons.
+        let range = |choice: Choice, bytes_max| {
+            let Choice { form, algorithm, chunks, engine, .. } = choice;
+            PlanRange { bytes_max, form, algorithm, chunks, engine }
+        };
+        let mut plans = vec![range(self.choice.clone(), u64::MAX)];
         for halvings in halvings {
-            let blocks: Vec<u64> = lengths.iter().map(|bytes| bytes >> halvings).collect();
-            let variants = usable.engines.iter().map(|&engine| {
-                let needs = Needs::new(&self.spec, Shape { chunks: 1, ..self.shape }, engine);
-                Variant { form: None, block_bytes: blocks.clone(), engine, needs }
-            });
-            let variants: Vec<_> = variants.collect();
+            let variants = self.shorter_variants(&usable, halvings)?;
             let method = &self.spec.method;
             let choice = choice::choose(method, &self.topology, &variants, &usable.refused)?;
 
-            let now = (choice.algorithm, choice.chunks, choice.engine);
+            let next = range(choice, self.layout.data_bytes() >> halvings);
+            let last = plans.last().expect("the first plan is never removed");
             // Few chunks more or less make little difference.
-            let has_fewer = now.1 < last.1 && (now.1 == 1 || now.1 <= last.1 / 4);
-            let differs = now.0 != last.0 || now.2 != last.2 || has_fewer;
-            if differs && shorter.len() + 1 < PLANS_MAX {
-                let (algorithm, chunks, engine) = now.clone();
-                let bytes_max = lengths.total() >> halvings;
-                shorter.push(PlanRange { bytes_max, algorithm, chunks, engine });
-                last = now;
+            let chunks_max = last.chunks / 4;
+            let has_fewer =
+                next.chunks < last.chunks && (next.chunks == 1 || next.chunks <= chunks_max);
+            if has_fewer || !next.is_similar(last) {
+                plans.push(next);
             }
         }
-        Ok(shorter)
+
+        // Another form, algorithm or kind of engines matters more than another number of chunks.
+        while plans.len() > PLANS_MAX {
+            let is_like_last = |index: &usize| plans[*index].is_similar(&plans[index - 1]);
+            let removed = (1..plans.len()).rev().find(is_like_last);
+            plans.remove(removed.unwrap_or(plans.len() - 1));
+        }
+        plans.remove(0);
+        Ok(plans)
+    }
+
+    /// Returns the variants for starts whose blocks are divided by two `halvings` times.
+    fn shorter_variants<'a>(
+        &self,
+        usable: &UsableEngines<'a>,
+        halvings: u32,
+    ) -> Result<Vec<Variant<'a>>, Error> {
+        let mut variants = Vec::new();
+        for (form, longest) in &self.forms {
+            let mut layout = longest.clone();
+            let lengths = longest.lengths().expect("only lengths of pairs are missing");
+            let of_rank = |rank| lengths.bytes(rank) >> halvings;
+            layout.set_blocks(match (form, lengths.uniform()) {
+                (Some(_), _) => StartBytes::Equal(longest.data_bytes() >> halvings),
+                (None, Some(bytes)) => StartBytes::Equal(bytes >> halvings),
+                (None, None) => StartBytes::ByRank(&of_rank),
+            })?;
+
+            for &engine in &usable.engines {
+                let collective = layout.collective();
+                let shape = Shape { collective, chunks: 1, ..self.shape };
+                let needs = Needs::new(&self.spec, shape, engine);
+                let block_bytes = layout.average_blocks();
+                variants.push(Variant { form: *form, block_bytes, engine, needs });
+            }
+        }
+        Ok(variants)
+    }
+
+    /// Limits the plan to starts of `bytes_max` bytes, if its form has a layout of its own.
+    pub(super) fn shorten(&mut self, bytes_max: u64) -> Result<(), Error> {
+        match self.choice.form {
+            // Copies of whole units of bytes have an alignment that every engine accepts.
+            Some(_) => {
+                let bytes = bytes_max.next_multiple_of(CHUNK_ALIGN_BYTES);
+                let bytes = bytes.min(self.layout.data_bytes());
+                self.layout.set_blocks(StartBytes::Equal(bytes))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Uses flags with room for those of `other`, so that plans can share flags: a flag with one
-    /// name has one word.
+    /// name has one word. Plans share an inbox, too.
     pub(super) fn share_flags(&mut self, other: &Self) {
         self.gets |= other.gets;
+        // Only plans of different forms have inboxes of different sizes, which are then equal on
+        // all ranks.
+        if other.choice.form.is_some() {
+            let inbox_bytes = other.inbox_bytes(other.rank);
+            self.shorter_inbox_bytes = self.shorter_inbox_bytes.max(inbox_bytes);
+        }
         self.flags = self.flags.max(other.flags);
         let bytes = self.layout.output_bytes_max();
         let buffering = DoubleBuffering::new(1, bytes, self.flags.words(), self.spec.capturable);
@@ -275,11 +340,21 @@ impl OperationPlan {
             BufferId::Output(number) => {
                 self.buffering.buffer_bytes(need(places.output_needs(layout, peer), number))
             }
-            BufferId::Inbox => match layout.inbox_bytes(peer) {
+            BufferId::Inbox => match self.inbox_bytes(peer) {
                 0 => 0,
                 bytes => self.buffering.inbox_bytes(bytes),
             },
         }
+    }
+
+    /// Returns the length in bytes of the inbox of a rank for each output, in which every start
+    /// with every plan has room.
+    pub(super) fn inbox_bytes(&self, rank: Rank) -> u64 {
+        let longest = match self.spec.resizable {
+            true => self.layout.resizable_inbox_bytes(rank),
+            false => self.layout.inbox_bytes(rank),
+        };
+        longest.max(self.shorter_inbox_bytes)
     }
 }
 
@@ -290,7 +365,7 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     if spec.collective.is_reduction() {
-        check_reduction(spec)?;
+        spec.reduction()?;
     }
 
     if spec.capturable && spec.traced {
@@ -306,23 +381,6 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
         check_columns(spec)?;
     }
     Ok(())
-}
-
-fn check_reduction(spec: &OperationSpec) -> Result<(), Error> {
-    spec.reduction()?;
-    let what = if spec.lens.tensor_count() > 1 {
-        "there are several tensors, expected one"
-    } else if matches!(spec.target, Target::List(_)) {
-        "destinations are given, expected one output buffer or a window"
-    } else if spec.resizable {
-        "resizable is set, expected it off"
-    } else if spec.output_buffers.len() > 1 {
-        "there are several output buffers, expected one"
-    } else {
-        return Ok(());
-    };
-    let text = format!("{what} in {}", spec.collective.with_article());
-    Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
 /// Checks that the form that the caller names is one of those in which the operation can run.

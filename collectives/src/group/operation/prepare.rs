@@ -315,12 +315,14 @@ impl Preparation {
         for range in operation.shorter(&group_info(group, failed))? {
             // The buffers of the caller belong to the memory of the longest plan.
             let (algorithm, chunks) = (Some(range.algorithm), Some(range.chunks));
-            let engine = Some(range.engine.clone());
-            let method = Method { algorithm, chunks, engine, ..operation.spec.method.clone() };
+            let (form, engine) = (range.form, Some(range.engine.clone()));
+            let links = operation.spec.method.links.clone();
+            let method = Method { algorithm, chunks, links, form, engine };
             let spec = operation.spec.clone();
             let (inputs, output_buffers) = Default::default();
             let spec = OperationSpec { method, inputs, output_buffers, ..spec };
-            let plan = OperationPlan::new(spec, &mut group_info(group, failed))?;
+            let mut plan = OperationPlan::new(spec, &mut group_info(group, failed))?;
+            plan.shorten(range.bytes_max)?;
 
             // All plans share their flags, so they use the same tiers.
             if is_tiered(&plan.plan) == is_tiered(&operation.plan) {
@@ -420,8 +422,9 @@ impl Preparation {
             add("begin of the input in the window", begin.to_string());
         }
 
-        for (PlanRange { bytes_max, algorithm, chunks, engine }, _) in &self.shorter {
-            let plan = format!("{algorithm}, {chunks} chunks, {engine}");
+        for (PlanRange { bytes_max, form, algorithm, chunks, engine }, _) in &self.shorter {
+            let form = form.map_or(String::new(), |form| format!(", {}", form.name()));
+            let plan = format!("{algorithm}{form}, {chunks} chunks, {engine}");
             add(&format!("plan up to {bytes_max} bytes"), plan);
         }
         add("streams", self.operation.requirements(Tier::Local).streams.to_string());
@@ -592,12 +595,13 @@ impl Preparation {
         let OperationPlan { request, layout, plan, spec, rank, .. } = operation;
         let mut trackers = vec![Arc::clone(prepared.tracker())];
         let from = if plan.in_place { Source::Output } else { Source::Input };
-        let mut plans = vec![StartPlan { bytes_max: u64::MAX, plan, prepared: None }];
+        let mut plans = vec![StartPlan::in_use(plan, &layout)];
 
         for (PlanRange { bytes_max, .. }, shorter) in shorter {
             let (prepared, _, operation) = shorter.executor(group, &name, &allocation);
             trackers.push(Arc::clone(prepared.tracker()));
-            plans.push(StartPlan { bytes_max, plan: operation.plan, prepared: Some(prepared) });
+            let OperationPlan { plan, layout, .. } = operation;
+            plans.push(StartPlan::idle(bytes_max, plan, layout, prepared));
         }
 
         let windows =

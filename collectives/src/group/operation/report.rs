@@ -89,7 +89,7 @@ fn additions(lane: &BoundLane) -> Option<AdditionReport> {
     let mut targets = BTreeMap::new();
     for command in &lane.program.commands {
         if let Command::Reduce { dst, bytes, .. } = *command {
-            targets.insert(dst.offset, bytes);
+            targets.insert((dst.region, dst.offset), bytes);
         }
     }
     Some(AdditionReport { reducer, bytes: targets.values().sum() })

@@ -141,9 +141,17 @@ impl Request {
         group: &Arc<Runtime>,
     ) -> Result<(), Error> {
         if spec.inputs.len() > 1 {
-            let positions = of_tensors("input", spec.inputs.len(), layout.tensors())?;
-            self.places.input = InputPlacement::ByTensor(positions);
-            self.inputs = count(spec.inputs.len());
+            let (found, ranks) = (spec.inputs.len(), layout.ranks());
+            // One buffer for each block is a list of inputs.
+            let has_blocks = spec.collective.is_reduction() && layout.has_input_blocks();
+            let blocks = (has_blocks && layout.tensors() == 1).then_some(ranks);
+
+            self.places.input = if blocks == Some(found) {
+                InputPlacement::ByBlock(buffer_beginnings(found))
+            } else {
+                InputPlacement::ByTensor(of_tensors("input", found, layout.tensors(), blocks)?)
+            };
+            self.inputs = count(found);
         }
         let Some((window, begin)) = &spec.source else { return Ok(()) };
         let range = elements(spec.dtype, *begin, layout.input_bytes(me));
@@ -163,13 +171,14 @@ impl Request {
         self.fields.push(("output".to_owned(), spec.target.name().to_owned()));
         match &spec.target {
             Target::Buffers if spec.output_buffers.len() > 1 => {
-                let positions = of_tensors("output", spec.output_buffers.len(), layout.tensors())?;
+                let found = spec.output_buffers.len();
+                let positions = of_tensors("output", found, layout.tensors(), None)?;
                 self.places.output = OutputPlacement::ByTensor(positions);
                 self.outputs = count(spec.output_buffers.len());
             }
             Target::Buffers => {}
             Target::List(destinations) => {
-                let positions = lens::positions(spec.dtype, destinations, layout.ranks())?;
+                let positions = lens::positions(spec.dtype, destinations, layout)?;
                 let used = positions.iter().map(|position| position.buffer + 1).max().unwrap_or(1);
                 let given = count(spec.output_buffers.len());
                 if given > 0 && used > given {
@@ -180,7 +189,11 @@ impl Request {
                     );
                     return Err(invalid(text));
                 }
-                self.places.output = OutputPlacement::ByBlock(positions);
+                self.places.output = match spec.collective.is_reduction() {
+                    // The only tensor is the only block of the output.
+                    true => OutputPlacement::ByTensor(positions),
+                    false => OutputPlacement::ByBlock(positions),
+                };
                 self.outputs = used.max(given);
             }
             Target::Window(window, begin) => {
@@ -275,15 +288,30 @@ fn check(spec: &OperationSpec) -> Result<(), Error> {
     Err(invalid(text.to_owned()))
 }
 
-fn of_tensors(what: &str, seen: usize, tensors: usize) -> Result<Vec<BufferPosition>, Error> {
-    if seen == tensors {
-        return Ok((0..count(tensors))
-            .map(|buffer| BufferPosition { buffer, offset: 0 })
-            .collect());
+/// Returns the positions of the tensors if each has a buffer of its own.
+///
+/// `blocks` is the number of the blocks of the input if each can have a buffer of its own.
+fn of_tensors(
+    what: &str,
+    found: usize,
+    tensors: usize,
+    blocks: Option<usize>,
+) -> Result<Vec<BufferPosition>, Error> {
+    if found == tensors {
+        return Ok(buffer_beginnings(tensors));
     }
-    let each =
-        if tensors > 1 { format!(", or {tensors}, one for each tensor") } else { String::new() };
-    Err(invalid(format!("{seen} {what} buffers are given, expected 1{each}")))
+
+    let each = match blocks.filter(|&blocks| blocks > 1) {
+        _ if tensors > 1 => format!(", or {tensors}, one for each tensor"),
+        Some(blocks) => format!(", or {blocks}, one for each rank"),
+        None => String::new(),
+    };
+    Err(invalid(format!("{found} {what} buffers are given, expected 1{each}")))
+}
+
+/// Returns the beginnings of the first buffers.
+fn buffer_beginnings(buffers: usize) -> Vec<BufferPosition> {
+    (0..count(buffers)).map(|buffer| BufferPosition { buffer, offset: 0 }).collect()
 }
 
 fn count(buffers: usize) -> u32 {

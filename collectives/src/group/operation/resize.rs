@@ -2,7 +2,7 @@
 //!
 //! The plan of an operation does not depend on lengths, so its proof holds for all of them.
 //! [`Operation::resize`] checks the lengths and places, and changes the offsets and lengths of the
-//! copies that are already bound; nothing is exchanged.
+//! copies and additions that are already bound; nothing is exchanged.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,11 +11,12 @@ use peerlane_hal::{ErrorKind, Rank};
 
 use super::prepared::Prepared;
 use super::{Operation, State};
+use crate::collective::Collective;
 use crate::element::DType;
 use crate::error::Error;
 use crate::group::start_part::{PeerLens, StartPart};
 use crate::group::window::Extent;
-use crate::layout::{Layout, Lengths, StartBytes};
+use crate::layout::{Layout, StartBytes};
 use crate::plan::{Plan, Source};
 
 /// The block lengths of the next starts of an operation, and the elements at which their input and
@@ -37,7 +38,7 @@ enum PartLens<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Creates a part in which all blocks have `len` elements.
+    /// Creates a part in which all blocks have `len` elements, or the whole input of an all-reduce.
     pub fn len(len: usize) -> Self {
         Self { lens: PartLens::Equal(len), input: None, output: None }
     }
@@ -94,7 +95,6 @@ pub(super) struct Resizing {
     /// Whether starts of other plans may be open.
     has_open_others: AtomicBool,
     prepared: Layout,
-    next: Layout,
     /// The bytes of the input and of the output buffer or window.
     bytes: [u64; 2],
     /// The values of the last [`Operation::resize`] with equal lengths: length, and places of input
@@ -104,11 +104,26 @@ pub(super) struct Resizing {
 
 /// A plan for starts up to a size.
 pub(super) struct StartPlan {
-    /// The largest size of all blocks together, in bytes.
-    pub(super) bytes_max: u64,
-    pub(super) plan: Plan,
-    /// `None` while the operation uses it.
-    pub(super) prepared: Option<Prepared>,
+    /// The largest [size](Layout::data_bytes) of a start, in bytes.
+    bytes_max: u64,
+    plan: Plan,
+    /// The layout in the form of the plan, in which the next start is laid out.
+    next: Layout,
+    /// The executor and another layout in the form of the plan. `None` while the operation uses
+    /// them.
+    idle: Option<(Prepared, Layout)>,
+}
+
+impl StartPlan {
+    /// Creates the plan of the longest starts, whose executor and layout the operation uses.
+    pub(super) fn in_use(plan: Plan, layout: &Layout) -> Self {
+        Self { bytes_max: u64::MAX, plan, next: layout.clone(), idle: None }
+    }
+
+    pub(super) fn idle(bytes_max: u64, plan: Plan, layout: Layout, prepared: Prepared) -> Self {
+        let next = layout.clone();
+        Self { bytes_max, plan, next, idle: Some((prepared, layout)) }
+    }
 }
 
 impl Resizing {
@@ -133,7 +148,6 @@ impl Resizing {
             current: 0,
             has_open_others: AtomicBool::new(false),
             prepared: layout.clone(),
-            next: layout.clone(),
             bytes,
             last: None,
         })
@@ -146,7 +160,7 @@ impl Resizing {
     /// Waits for open starts of other plans than the current one.
     pub(super) fn settle_others(&self, timeout: Duration) -> Result<(), Error> {
         if self.has_open_others.load(Ordering::Acquire) {
-            for prepared in self.plans.iter().filter_map(|plan| plan.prepared.as_ref()) {
+            for (prepared, _) in self.plans.iter().filter_map(|plan| plan.idle.as_ref()) {
                 prepared.settle(timeout)?;
             }
             // Only now, so that another thread that reads the output does not come too early.
@@ -155,10 +169,10 @@ impl Resizing {
         Ok(())
     }
 
-    /// Computes the layout of the next starts. Returns the offsets of input and output in bytes.
-    fn lay_out(&mut self, part: &Part<'_>, rank: Rank) -> Result<[u64; 2], Error> {
-        let size = self.dtype.bytes() as u64;
+    /// Computes the layout of the next starts in the form of plan `plan`.
+    fn set_lengths(&mut self, plan: usize, lens: PartLens<'_>, rank: Rank) -> Result<(), Error> {
         let ranks = self.prepared.ranks();
+        let size = self.dtype.bytes() as u64;
         let check = |name: &str, lens: &[usize]| match lens.len() {
             found if found == ranks => Ok(()),
             found => Err(invalid(format!(
@@ -168,27 +182,38 @@ impl Resizing {
 
         // Lengths that overflow are longer than the prepared ones.
         let bytes = |len: usize| (len as u64).saturating_mul(size).min(u64::MAX / 4 / ranks as u64);
-        match part.lens {
-            PartLens::Equal(len) => self.next.set_blocks(StartBytes::Equal(bytes(len)))?,
+        let next = &mut self.plans[plan].next;
+        match lens {
+            PartLens::Equal(len) => next.set_blocks(StartBytes::Equal(bytes(len))),
             PartLens::Each(lens) => {
                 check("lens", lens)?;
+                if next.has_one_length() {
+                    let len = common_len(lens, next.requested_collective())?;
+                    return next.set_blocks(StartBytes::Equal(bytes(len)));
+                }
                 let of = |rank: Rank| bytes(lens[rank.index()]);
-                self.next.set_blocks(StartBytes::ByRank(&of))?;
+                next.set_blocks(StartBytes::ByRank(&of))
             }
             PartLens::SendReceive(send, receive) => {
                 check("send", send)?;
                 check("receive", receive)?;
                 let of = |lens: &'_ [usize], rank: Rank| bytes(lens[rank.index()]);
                 let (send, receive) = (|rank| of(send, rank), |rank| of(receive, rank));
-                self.next.set_blocks(StartBytes::ByPair {
-                    rank,
-                    send: &send,
-                    receive: &receive,
-                })?;
+                next.set_blocks(StartBytes::ByPair { rank, send: &send, receive: &receive })
             }
         }
+    }
 
-        if let Some((what, found, most)) = self.next.longer_than(&self.prepared) {
+    /// Computes the layout of the next starts. Returns the number of the plan for them, in whose
+    /// `next` it is, and the offsets of input and output in bytes.
+    fn lay_out(&mut self, part: &Part<'_>, rank: Rank) -> Result<(usize, [u64; 2]), Error> {
+        let size = self.dtype.bytes() as u64;
+        let bytes = |len: usize| (len as u64).saturating_mul(size).min(u64::MAX / 4);
+
+        // The plan of the longest starts has room for all lengths that are allowed.
+        self.set_lengths(0, part.lens, rank)?;
+        let next = &self.plans[0].next;
+        if let Some((what, found, most)) = next.longer_than(&self.prepared) {
             return Err(invalid(format!(
                 "{what} is {} elements, expected at most the {} elements for which the operation was prepared",
                 found / size,
@@ -202,7 +227,7 @@ impl Resizing {
             ));
         }
 
-        let needs = [self.next.input_bytes_max(), self.next.output_bytes_max()];
+        let needs = [next.input_bytes_max(), next.output_bytes_max()];
         let given = [part.input, part.output];
         let mut offsets = self.prepared.offsets(rank);
         for (index, what) in ["input", "output"].into_iter().enumerate() {
@@ -222,8 +247,30 @@ impl Resizing {
             }
         }
 
-        self.next.set_offsets(offsets[0], offsets[1]);
-        Ok(offsets)
+        let data_bytes = next.data_bytes();
+        let plan = self.plans.iter().rposition(|plan| data_bytes <= plan.bytes_max).unwrap_or(0);
+        if plan != 0 {
+            self.set_lengths(plan, part.lens, rank)?;
+        }
+
+        let StartPlan { plan: chosen, next, .. } = &mut self.plans[plan];
+        next.set_offsets(offsets[0], offsets[1]);
+        next.set_chunks(chosen.chunks);
+        Ok((plan, offsets))
+    }
+}
+
+/// Returns the length of the inputs of an operation in which all have the same one.
+fn common_len(lens: &[usize], collective: Collective) -> Result<usize, Error> {
+    let first = lens.first().copied().unwrap_or(0);
+    match lens.iter().position(|&len| len != first) {
+        None => Ok(first),
+        Some(other) => Err(invalid(format!(
+            "lens[{other}] is {} elements, and lens[0] is {first}, expected one length for all \
+             ranks in {}",
+            lens[other],
+            collective.with_article()
+        ))),
     }
 }
 
@@ -294,7 +341,7 @@ impl State {
     }
 
     fn resize_with(&mut self, resizing: &mut Resizing, part: &Part<'_>) -> Result<(), Error> {
-        let offsets = resizing.lay_out(part, self.rank)?;
+        let (plan, offsets) = resizing.lay_out(part, self.rank)?;
 
         // Most programs keep the lengths and places for many starts.
         let equal = match part.lens {
@@ -307,22 +354,21 @@ impl State {
         }
 
         let (started, is_done) = self.prepared.prepare_resize(self.timeout)?;
-        self.set_extents(&resizing.next, offsets)?;
+        self.set_extents(&resizing.plans[plan].next, offsets)?;
 
-        let size_now = resizing.next.lengths().map_or(u64::MAX, Lengths::total);
-        let plan = resizing.plans.iter().rposition(|plan| size_now <= plan.bytes_max).unwrap_or(0);
         if plan != resizing.current {
             *resizing.has_open_others.get_mut() |=
                 !is_done || self.prepared.tracker().is_unfinished();
-            let chosen =
-                resizing.plans[plan].prepared.take().expect("only the current one is used");
-            let last = std::mem::replace(&mut self.prepared, chosen);
-            resizing.plans[resizing.current].prepared = Some(last);
+            let chosen = resizing.plans[plan].idle.take();
+            let (prepared, layout) = chosen.expect("only the current one is used");
+            let last_prepared = std::mem::replace(&mut self.prepared, prepared);
+            let last_layout = std::mem::replace(&mut self.layout, layout);
+            resizing.plans[resizing.current].idle = Some((last_prepared, last_layout));
             resizing.current = plan;
         }
 
-        resizing.next.set_chunks(resizing.plan().chunks);
-        std::mem::swap(&mut self.layout, &mut resizing.next);
+        // Both layouts are in the form of this plan.
+        std::mem::swap(&mut self.layout, &mut resizing.plans[plan].next);
         self.prepared.resize(resizing.plan(), &self.layout, started);
         let next = (&self.layout, self.rank, resizing.dtype);
         set_part(&resizing.plans, &self.prepared, next, started);
@@ -380,7 +426,8 @@ fn set_part(
         receive: layout.block_bytes(peer, rank) / element_bytes,
     };
 
-    let others = plans.iter().filter_map(|plan| plan.prepared.as_ref());
+    let others = plans.iter().filter_map(|plan| plan.idle.as_ref());
+    let others = others.map(|(prepared, _)| prepared);
     others.chain([current]).for_each(|prepared| prepared.set_part(&part, &pair, started));
 }
 

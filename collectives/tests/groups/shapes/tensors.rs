@@ -1,5 +1,6 @@
 //! Tests all-gathers of several tensors: several tensors at once, with any placement.
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{BlockLens, Operation, OutputPart};
 use peerlane_collectives::plan::Algorithm;
@@ -117,6 +118,26 @@ fn ranks_may_have_different_placements() {
     in_group(3, Algorithm::ALL, |group, algorithm| {
         let placement = ALL[group.rank().index()];
         gather(group, algorithm, true, (2, 1), placement)
+    });
+}
+
+/// Rank 0 provides no block, but its outputs have all tensors.
+#[test]
+fn tensors_of_any_root_are_found() {
+    in_flat_group(3, |group| {
+        let rank = group.rank();
+        for root in Rank::all(3) {
+            let lens = BlockLens::tensors([3, 5]);
+            let mut broadcast =
+                group.operation::<u8>(Collective::Broadcast { root }, lens).prepare()?;
+            if rank == root {
+                broadcast.input_mut()?.copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+            }
+            broadcast.run()?;
+            assert_eq!(broadcast.output_of(OutputPart::Tensor(0))?, [1, 2, 3]);
+            assert_eq!(broadcast.output_of(OutputPart::Tensor(1))?, [4, 5, 6, 7, 8]);
+        }
+        Ok(())
     });
 }
 
