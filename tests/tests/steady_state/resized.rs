@@ -12,20 +12,30 @@ pub(super) fn allocates_nothing(ranks: usize) -> Result<(), Failed> {
     count(ranks, warm, |gathers| repeat(gathers, STARTS))
 }
 
-/// Operations with equal and with different blocks.
-type Gathers = [Operation<i64>; 2];
+/// The longest start of the reductions, so that there are plans in both forms of an all-reduce.
+const REDUCED_LEN: usize = 20 * BLOCK_LEN;
 
-fn warm(bootstrap: in_process::InProcessBootstrap) -> Result<(Group, Gathers), Error> {
+/// Operations with equal and with different blocks, and the same for reductions.
+type Operations = [Operation<i64>; 4];
+
+fn warm(bootstrap: in_process::InProcessBootstrap) -> Result<(Group, Operations), Error> {
     let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
     let mut group = Group::open(bootstrap, fabric)?;
     let lens = vec![BLOCK_LEN; group.ranks()];
     let equal = group.all_gather(BLOCK_LEN).resizable().prepare()?;
-    let mut gathers = [equal, group.all_gather(lens).resizable().prepare()?];
-    repeat(&mut gathers, WARM_UP)?;
-    Ok((group, gathers))
+    let uneven = group.all_gather(&lens).resizable().prepare()?;
+    let reduce = group.all_reduce(REDUCED_LEN).resizable().prepare()?;
+    let has_both_forms =
+        reduce.report().shorter.iter().any(|plan| plan.form != reduce.report().choice.form);
+    assert!(has_both_forms || group.ranks() == 1, "{}", reduce.report());
+
+    let mut operations =
+        [equal, uneven, reduce, group.reduce_scatter(&lens).resizable().prepare()?];
+    repeat(&mut operations, WARM_UP)?;
+    Ok((group, operations))
 }
 
-fn repeat([equal, uneven]: &mut Gathers, starts: u32) -> Result<(), Error> {
+fn repeat([equal, uneven, reduce, scatter]: &mut Operations, starts: u32) -> Result<(), Error> {
     let mut lens = [0; 8];
     let ranks = uneven.report().ranks;
     for start in 0..starts as usize {
@@ -38,6 +48,13 @@ fn repeat([equal, uneven]: &mut Gathers, starts: u32) -> Result<(), Error> {
             *len = start * (rank + 1) % BLOCK_LEN;
         }
         uneven.resize(&lens[..ranks])?.run()?;
+        scatter.resize(&lens[..ranks])?.run()?;
+
+        let len = if start % 2 == 0 { start * 7 % 50 } else { start * 77 % REDUCED_LEN };
+        reduce.resize(len)?.input_mut()?.fill(start as i64);
+        reduce.run()?;
+        let sum = (start * ranks) as i64;
+        assert!(reduce.output()?.iter().all(|seen| *seen == sum), "start {start}");
     }
     Ok(())
 }

@@ -40,7 +40,13 @@ pub(crate) fn cases() -> Vec<Case> {
         let name = format!("{goal:?} of {len} numbers by {by:?}");
         Case::new(name, move |test_rank| run(test_rank, goal, (len, starts), by))
     });
-    cases.chain([Case::new("no compute units", strict)]).collect()
+    let resized = goals.into_iter().flat_map(|goal| {
+        [By::Host, By::Stream, By::Graph].map(|by| {
+            let name = format!("{goal:?} of other lengths in each start by {by:?}");
+            Case::new(name, move |test_rank| resized(test_rank, goal, by))
+        })
+    });
+    cases.chain(resized).chain([Case::new("no compute units", strict)]).collect()
 }
 
 fn refused(test_rank: &mut TestRank) -> Outcome {
@@ -57,7 +63,12 @@ fn strict(test_rank: &mut TestRank) -> Outcome {
     check(text.contains("compute units add"), || text)
 }
 
-fn run(test_rank: &mut TestRank, goal: Goal, (len, starts): (usize, usize), by: By) -> Outcome {
+fn prepare(
+    test_rank: &mut TestRank,
+    goal: Goal,
+    len: usize,
+    (by, is_resizable): (By, bool),
+) -> Outcome<Operation<u32>> {
     let (group, last) = (&mut test_rank.group, Rank::at(test_rank.ranks - 1));
     let builder = match goal {
         Goal::ReduceScatter => group.reduce_scatter::<u32>(len),
@@ -65,27 +76,55 @@ fn run(test_rank: &mut TestRank, goal: Goal, (len, starts): (usize, usize), by: 
         Goal::AllReduceInPlace => group.all_reduce(len).in_place(),
         Goal::Reduce => group.reduce(last, len),
     };
+    let builder = if is_resizable { builder.resizable().check_starts(true) } else { builder };
     let builder = match by {
         // SAFETY: the stream is finished before the operation is dropped, and the host borrows nothing.
         By::Graph => unsafe { builder.capturable() },
         _ => builder,
     };
-    let mut operation = builder.prepare().map_err(unexpected)?;
+    builder.prepare().map_err(unexpected)
+}
+
+/// Each start has a length of its own, also none, and the longest and the shortest ones have other plans.
+fn resized(test_rank: &mut TestRank, goal: Goal, by: By) -> Outcome {
+    const LENGTHS: [usize; 9] = [60_001, 1, 0, 777, 16, 60_000, 17, 0, 5000];
+    let mut operation = prepare(test_rank, goal, 60_001, (by, true))?;
+    let stream = test_rank.gpu.stream()?;
+    let mut books = Vec::new();
+    for len in LENGTHS {
+        let shape = Shape::new(test_rank, goal, len);
+        operation.resize(len).map_err(unexpected)?;
+        match by {
+            By::Host => {
+                let mut book = Book::new(test_rank, shape, 0)?;
+                book.run(test_rank, &stream, &mut operation)?;
+                books.push(book);
+            }
+            By::Stream => {
+                let mut book = Book::new(test_rank, shape, 0)?;
+                book.start(test_rank, &stream, &mut operation)?;
+                books.push(book);
+            }
+            By::Graph => {
+                let mut book = Book::new(test_rank, shape, 4)?;
+                book.replay(test_rank, &stream, &mut operation, 2)?;
+                books.push(book);
+            }
+        }
+    }
+    stream.finish()?;
+    books.iter().try_for_each(Book::check)
+}
+
+fn run(test_rank: &mut TestRank, goal: Goal, (len, starts): (usize, usize), by: By) -> Outcome {
+    let mut operation = prepare(test_rank, goal, len, (by, false))?;
     let shape = Shape::new(test_rank, goal, len);
     let stream = test_rank.gpu.stream()?;
     let mut book = Book::new(test_rank, shape, starts)?;
     match by {
         By::Host => {
             for _ in 0..starts {
-                book.fill(
-                    test_rank,
-                    &stream,
-                    address(&operation.input_memory().map_err(unexpected)?),
-                )?;
-                stream.finish()?;
-                operation.run().map_err(unexpected)?;
-                let output = operation.output_memory();
-                book.take(&stream, address(&output))?;
+                book.run(test_rank, &stream, &mut operation)?;
             }
         }
         By::Stream => {
@@ -152,7 +191,7 @@ struct Book {
 impl Book {
     fn new(test_rank: &TestRank, shape: Shape, starts: usize) -> Outcome<Self> {
         // A graph has one start more, at once.
-        let sent = test_rank.gpu.pinned((starts + 1) * shape.input_bytes)?;
+        let sent = test_rank.gpu.pinned((starts + 1) * shape.input_bytes.max(1))?;
         let seen = test_rank.gpu.pinned((starts + 1) * shape.output_bytes.max(1))?;
         Ok(Self { shape, sent, seen, rounds: Vec::new(), taken: 0 })
     }
@@ -163,7 +202,22 @@ impl Book {
         let offset = self.rounds.len() * bytes;
         self.sent.write(offset, &block(self.shape.me, round, bytes));
         self.rounds.push(round);
-        stream.copy_in(input, &self.sent, offset, bytes)
+        if bytes == 0 { Ok(()) } else { stream.copy_in(input, &self.sent, offset, bytes) }
+    }
+
+    /// Runs a start of the host.
+    fn run(
+        &mut self,
+        test_rank: &mut TestRank,
+        stream: &CallerStream,
+        operation: &mut Operation<u32>,
+    ) -> Outcome {
+        let input = address(&operation.input_memory().map_err(unexpected)?);
+        self.fill(test_rank, stream, input)?;
+        stream.finish()?;
+        operation.run().map_err(unexpected)?;
+        let output = operation.output_memory();
+        self.take(stream, address(&output))
     }
 
     fn take(&mut self, stream: &CallerStream, output: u64) -> Outcome {
@@ -203,7 +257,9 @@ impl Book {
         let input = address(&operation.input_memory().map_err(unexpected)?);
         let graph = stream.record(CaptureMode::ThreadLocal, || {
             for (fresh, result) in fresh.iter().zip(&results) {
-                stream.copy(input, fresh.address, input_bytes)?;
+                if input_bytes > 0 {
+                    stream.copy(input, fresh.address, input_bytes)?;
+                }
                 let lease = operation.start_on(&stream.for_starts()).map_err(unexpected)?;
                 if output_bytes > 0 {
                     stream.copy(result.address, address(&lease.output()), output_bytes)?;
