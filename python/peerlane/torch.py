@@ -227,6 +227,34 @@ def reduce_scatter_tensor(
 
 
 @names_call
+def reduce_scatter(
+    output: Any,
+    input_list: list[Any],
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    beside_compute: bool | None = None,
+) -> Work | None:
+    """Reduces tensor r of the lists of all ranks to rank r, as `torch.distributed.reduce_scatter`; the tensors of a list may differ in size.
+
+    `op` is as in `reduce_scatter_tensor`.
+    """
+    of = _group(group)
+    with of._calls.checks("reduce-scatter"):
+        tensors = _check_list("input_list", input_list, output, of)
+        found, own = tensors[of.rank].numel(), output.numel()
+        if found != own:
+            raise InvalidArgument(f"input_list[{of.rank}] has {found} elements, expected {own} as in the output")
+    counts = [each.numel() for each in tensors]
+    options: dict[str, Any] = {"op": op, "beside_compute": beside_compute}
+    if len(set(counts)) != 1:
+        options["counts"] = counts
+    flat = torch.cat([each.reshape(-1) for each in tensors])
+    return _call(of, async_op, "reduce-scatter", flat, output, **options)
+
+
+@names_call
 def all_reduce(
     tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False, *, beside_compute: bool | None = None
 ) -> Work | None:

@@ -111,6 +111,39 @@ def test_blocks_of_different_sizes(ranks):
     peerlane.spawn(sizes_of_their_own, ranks)
 
 
+def resized_reductions(group):
+    size, me = group.size, group.rank
+    random = numpy.random.default_rng(11)
+    reduce = group.prepare("all-reduce", "i32", 20000, resizable=True)
+    in_place = group.prepare("all-reduce", "i32", 300, resizable=True, in_place=True)
+    scatter = group.prepare("reduce-scatter", "i32", [70] * size, resizable=True)
+    for start in range(20):
+        for operation, most in ((reduce, 20000), (in_place, 300)):
+            count = int(random.integers(0, [most, 20][start % 2]))
+            whole = [values(rank, count, "int32", start) for rank in range(size)]
+            operation.resize([count] * size if start % 3 else count)
+            numpy.asarray(operation.input)[:] = whole[me]
+            operation.run()
+            assert numpy.array_equal(operation.output, numpy.sum(whole, axis=0, dtype="int32"))
+        counts = [int(count) for count in random.integers(0, 71, size)]
+        whole = [values(rank, sum(counts), "int32", start) for rank in range(size)]
+        scatter.resize(counts)
+        numpy.asarray(scatter.input)[:] = whole[me]
+        scatter.run()
+        begin = sum(counts[:me])
+        assert numpy.array_equal(scatter.output, numpy.sum(whole, axis=0, dtype="int32")[begin : begin + counts[me]])
+    with pytest.raises(peerlane.InvalidArgument, match="the input is 20001 elements, expected at most the 20000 elements"):
+        reduce.resize(20001)
+    if size > 1:
+        with pytest.raises(peerlane.InvalidArgument, match="expected one length for all ranks in an all-reduce"):
+            reduce.resize([1] * (size - 1) + [2])
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_reductions_of_other_lengths_in_each_start(ranks):
+    peerlane.spawn(resized_reductions, ranks)
+
+
 def one_operation_serves_all_sizes(group):
     for count in [4096, 1, 0, 77, 4095]:
         target, source = group.empty(count * group.size, "float32"), group.empty(count, "float32")

@@ -47,6 +47,7 @@ def beside_compute():
         lambda **options: api.gather(few, parts if rank == 0 else None, 0, **options),
         lambda **options: api.scatter(few, parts if rank == 0 else None, 0, **options),
         lambda **options: api.reduce_scatter_tensor(few, many, **options),
+        lambda **options: api.reduce_scatter(torch.empty(4 + rank), [torch.ones(4 + each) for each in range(size)], **options),
         lambda **options: api.all_reduce(few, **options),
         lambda **options: api.reduce(few, 0, **options),
     ]
@@ -124,6 +125,16 @@ def every_call():
                 output = new(2)
                 peerlane.torch.reduce_scatter_tensor(output, ordered[rank])
                 assert torch.equal(output, total[2 * rank : 2 * rank + 2])
+                for lens in ([4] * size, [1 + 3 * each for each in range(size)]):
+                    lists = [[random((length,), dtype, 10 * each + to) for to, length in enumerate(lens)] for each in range(size)]
+                    expected = lists[0][rank].clone()
+                    for each in lists[1:]:
+                        expected += each[rank]
+                    output = torch.empty(lens[rank], dtype=dtype)
+                    assert peerlane.torch.reduce_scatter(output, lists[rank]) is None
+                    assert torch.equal(output, expected)
+                    work = peerlane.torch.reduce_scatter(output.zero_(), lists[rank], async_op=True)
+                    assert work.wait() and torch.equal(output, expected)
                 tensor = ordered[rank].clone()
                 peerlane.torch.all_reduce(tensor)
                 assert torch.equal(tensor, total)
