@@ -1,4 +1,5 @@
-/* Gives each rank a part of its own length of a sum, and the sum of the ranks up to its own. */
+/* Gives each rank a part of its own length of a sum, sums of other lengths in each start, and the sum of the ranks up
+ * to its own. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -13,13 +14,8 @@ static int64_t sum_of(uint32_t ranks, size_t at) {
     return sum;
 }
 
-/* Runs an operation, and compares the output with the sums of the first ranks from an offset on. */
-static void run(peerlane_group *group, const peerlane_operation_options *options, uint32_t summed, size_t first) {
-    uint32_t rank;
-    CHECK(peerlane_group_rank(group, &rank, NULL));
-    peerlane_operation *operation;
-    CHECK(peerlane_operation_prepare(group, options, &operation));
-
+/* Starts an operation, and compares the output with `expected` sums of the first ranks from an offset on. */
+static void start(peerlane_operation *operation, uint32_t rank, uint32_t summed, size_t first, size_t expected) {
     void *input, *output;
     size_t bytes;
     CHECK(peerlane_operation_input(operation, &input, &bytes));
@@ -27,9 +23,34 @@ static void run(peerlane_group *group, const peerlane_operation_options *options
     CHECK(peerlane_operation_run(operation));
 
     CHECK(peerlane_operation_output(operation, &output, &bytes));
-    size_t expected = options->counts ? options->counts[rank] : summed ? options->count : 0;
     EXPECT(bytes == expected * sizeof(int64_t));
     for (size_t at = 0; at < expected; at++) EXPECT(((int64_t *)output)[at] == sum_of(summed, first + at));
+}
+
+/* Prepares an operation and starts it once. */
+static void run(peerlane_group *group, const peerlane_operation_options *options, uint32_t summed, size_t first) {
+    uint32_t rank;
+    CHECK(peerlane_group_rank(group, &rank, NULL));
+    peerlane_operation *operation;
+    CHECK(peerlane_operation_prepare(group, options, &operation));
+
+    size_t expected = options->counts ? options->counts[rank] : summed ? options->count : 0;
+    start(operation, rank, summed, first, expected);
+    CHECK(peerlane_operation_destroy(operation));
+}
+
+/* Gives each start of an all-reduce a length of its own, up to that of the options. */
+static void run_resized(peerlane_group *group, const peerlane_operation_options *options) {
+    uint32_t rank, ranks;
+    CHECK(peerlane_group_rank(group, &rank, &ranks));
+    peerlane_operation *operation;
+    CHECK(peerlane_operation_prepare(group, options, &operation));
+
+    const size_t lengths[] = {3, options->count, 0, 777};
+    for (size_t at = 0; at < sizeof lengths / sizeof *lengths; at++) {
+        CHECK(peerlane_operation_resize(operation, lengths[at], PEERLANE_AS_PREPARED, PEERLANE_AS_PREPARED));
+        start(operation, rank, ranks, 0, lengths[at]);
+    }
     CHECK(peerlane_operation_destroy(operation));
 }
 
@@ -56,6 +77,12 @@ int main(void) {
     run(group, &options, ranks, before);
     options.counts = NULL;
     free(counts);
+
+    options.count = 20000;
+    options.collective = PEERLANE_COLLECTIVE_ALL_REDUCE;
+    options.resizable = true;
+    run_resized(group, &options);
+    options.resizable = false;
 
     options.count = 100;
     options.collective = PEERLANE_COLLECTIVE_SCAN;

@@ -109,6 +109,7 @@ class Operation:
                output: int | None = None) -> None:  # fmt: skip
         """Sets the number of elements of a block of the next starts, and where input and output begin in their windows, in elements.
 
+        In an all-reduce, a reduce and scans it is the number of elements of the whole array.
         It needs `resizable=True`. All ranks set the same. `count` can be a list with one number for each rank, or, for an all-to-all, a pair of lists:
         what this rank sends to and receives from each rank.
         """
