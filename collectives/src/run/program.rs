@@ -192,10 +192,11 @@ impl Binding<'_> {
         }
     }
 
-    /// Appends the commands that add the contributions to the chunk `cell`, one for each tensor
-    /// that the chunk touches, with their sources.
+    /// Appends the commands that add the contributions to the chunk `cell`, with their sources.
     ///
-    /// `steps` are the additions to the chunk, in their order.
+    /// There is one for each tensor that the chunk touches, or one for several of them if their
+    /// bytes are neighbors in the output and in all sources. `steps` are the additions to the
+    /// chunk, in their order.
     fn bind_addition(&self, cell: Cell, steps: &[Step], bound: &mut BoundSteps) {
         let (plan, layout) = (self.plan, self.layout);
         let reduction = self.reduction.expect("an operation whose plan adds is a reduction");
@@ -205,31 +206,28 @@ impl Binding<'_> {
                 _ => None,
             })
         };
-        let number =
-            |count| u32::try_from(count).expect("a lane adds fewer than 2^32 contributions");
 
         let mut targets: Vec<_> = targets(plan, layout, cell).collect();
         if targets.is_empty() && self.resizable {
             // `resize` only changes commands and sources that exist.
             targets.push((RegionOffset { region: BufferId::OUTPUT.region(), offset: 0 }, 0));
         }
-
-        let count = steps.len();
-        let first_source = bound.sources.len();
+        let given = contributors().map(|from| sources(plan, layout, cell, from).collect());
+        let given: Vec<Vec<RegionOffset>> = given.collect();
         let none = RegionOffset { region: INBOX, offset: 0 };
-        bound.sources.resize(first_source + count * targets.len(), none);
 
-        // The sources of one command follow each other, and each contributor has one for each.
-        for (index, from) in contributors().enumerate() {
-            for (target, source) in sources(plan, layout, cell, from).enumerate() {
-                bound.sources[first_source + target * count + index] = source;
+        let before = bound.commands.len();
+        for (index, (dst, bytes)) in targets.into_iter().enumerate() {
+            let places = given.iter().map(|of_rank| of_rank.get(index).copied().unwrap_or(none));
+            if bound.commands.len() > before && bound.extend_addition(dst, bytes, places.clone()) {
+                continue;
             }
-        }
 
-        for (target, (dst, bytes)) in targets.into_iter().enumerate() {
-            let first = number(first_source + target * count);
-            let count = number(count);
+            let number =
+                |count| u32::try_from(count).expect("a lane adds fewer than 2^32 contributions");
+            let (first, count) = (number(bound.sources.len()), number(given.len()));
             bound.commands.push(Command::Reduce { dst, first, count, bytes, reduction });
+            bound.sources.extend(places);
             bound.contributors.extend(contributors());
         }
     }
@@ -314,6 +312,28 @@ struct BoundSteps {
     commands: Vec<Command>,
     sources: Vec<RegionOffset>,
     contributors: Vec<Rank>,
+}
+
+impl BoundSteps {
+    /// Adds bytes to the addition that was bound last, and returns whether they are neighbors of
+    /// its bytes in the output and in all sources.
+    fn extend_addition(
+        &mut self,
+        next: RegionOffset,
+        next_bytes: u64,
+        places: impl Iterator<Item = RegionOffset>,
+    ) -> bool {
+        let Some(Command::Reduce { dst, first, bytes, .. }) = self.commands.last_mut() else {
+            return false;
+        };
+        let mut sources = self.sources[*first as usize..].iter().zip(places);
+        let is_neighbor = dst.is_followed_by(*bytes, next)
+            && sources.all(|(source, place)| source.is_followed_by(*bytes, place));
+        if is_neighbor {
+            *bytes += next_bytes;
+        }
+        is_neighbor
+    }
 }
 
 /// Returns how many of the first steps are additions to one chunk, or else 1.
@@ -566,7 +586,10 @@ impl FlagWriters {
 mod tests {
     use super::*;
     use crate::collective::Collective;
+    use crate::element::{DType, Operator};
+    use crate::layout::{BlockBytes, Lengths};
     use crate::plan::{Algorithm, Cell, FlagOrder, Lane};
+    use crate::schedule::{self, Shape};
 
     const NETWORK: LaneId = LaneId(1);
 
@@ -634,6 +657,55 @@ mod tests {
         assert_eq!(joined(vec![first, get]), [8, 4], "a get");
     }
 
+    /// Returns the bytes of the additions of rank 0 to tensors of these lengths.
+    fn added(
+        collective: Collective,
+        blocks: BlockBytes,
+        is_shared: bool,
+        (chunks, resizable): (u32, bool),
+    ) -> Vec<u64> {
+        let layout = Layout::of_blocks(collective, blocks, chunks).unwrap();
+        let layout = if is_shared { layout.with_shared_input() } else { layout };
+        let topology = Topology::flat(layout.ranks()).unwrap();
+        let shape = Shape { collective, chunks, ..Shape::default() };
+        let plan = schedule::plan(Algorithm::Direct, &topology, Rank(0), shape).unwrap();
+        let flags = FlagLayout::new(layout.ranks(), chunks, 1).for_collective(collective);
+        let binding = Binding {
+            plan: &plan,
+            layout: &layout,
+            flags,
+            flag_tiers: &FlagTiers::new(&plan, []),
+            reduction: Reduction::new(Operator::Sum, DType::U8).ok(),
+            with_origins: resizable,
+            resizable,
+            rows: false,
+        };
+        let program = binding.bind(LaneId::HOME);
+        assert_eq!(program.sources.len(), program.contributors.len());
+        let additions = program.commands.iter();
+        let additions = additions.filter(|one| matches!(one, Command::Reduce { .. }));
+        additions.map(Command::bytes).collect()
+    }
+
+    #[test]
+    fn pieces_that_are_neighbors_are_added_at_once() {
+        let tensors = |lens: &[u64]| {
+            let lengths = |&bytes: &u64| Lengths::equal(2, bytes).unwrap();
+            BlockBytes::ByTensor(lens.iter().map(lengths).collect())
+        };
+        // Whole inputs have nothing between the tensors.
+        let scatter = Collective::ReduceScatter;
+        assert_eq!(added(scatter, tensors(&[64, 10, 0, 70]), true, (1, false)), [144]);
+        assert_eq!(added(scatter, tensors(&[64, 10, 0, 70]), true, (2, false)), [64, 80]);
+        // Blocks for other ranks are between them.
+        assert_eq!(added(scatter, tensors(&[64, 10, 0, 70]), false, (1, false)), [64, 10, 70]);
+        let parts = tensors(&[256, 0, 64]).parts().unwrap();
+        assert_eq!(added(Collective::AllReduce, parts, false, (1, false)), [128]);
+        // What has no bytes can get longer.
+        assert_eq!(added(scatter, tensors(&[0]), false, (2, false)), [0; 0]);
+        assert_eq!(added(scatter, tensors(&[0]), false, (2, true)), [0; 2]);
+    }
+
     #[test]
     fn writer_and_reader_agree_on_the_memory_of_a_flag() {
         let (home, network) = (LaneId::HOME, NETWORK);
@@ -659,8 +731,6 @@ mod tests {
     /// The digest of a pair of ranks is compared with that of the rank which the flag names.
     #[test]
     fn a_flag_names_its_writer_if_each_pair_of_ranks_has_a_block() {
-        use crate::schedule::{Shape, plan};
-
         let collective = Collective::AllToAll;
         for nodes in [&[0][..], &[0; 2], &[0; 5], &[0, 0, 1, 1], &[0, 1, 1, 2, 1]] {
             let topology = Topology::of_nodes(nodes).unwrap();
@@ -670,7 +740,7 @@ mod tests {
                     let shape =
                         Shape { collective, chunks: 2, in_place: false, outputs: 1, flags, tiers };
                     for rank in Rank::all(nodes.len()) {
-                        let plan = plan(algorithm, &topology, rank, shape).unwrap();
+                        let plan = schedule::plan(algorithm, &topology, rank, shape).unwrap();
                         let steps =
                             plan.lane_ids().flat_map(|lane| plan.closed_lane(lane, |_| true));
                         for step in steps {

@@ -76,7 +76,8 @@ pub(super) struct OperationPlan {
     pub(super) choice: Choice,
     shape: Shape,
     pub(super) layout: Layout,
-    /// The layouts of all forms in which the operation can run, in one chunk.
+    /// The layouts of all forms in which the operation can run, in the number of chunks that the
+    /// caller names, or else in one.
     forms: Vec<(Option<Form>, Layout)>,
     /// The length in bytes of the largest inbox of the plans of shorter starts.
     shorter_inbox_bytes: u64,

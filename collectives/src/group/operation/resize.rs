@@ -44,7 +44,7 @@ impl<'a> Part<'a> {
     }
 
     /// Creates a part with one block length for each rank, as in
-    /// [`BlockLens`](crate::group::BlockLens).
+    /// [`BlockLens`](crate::group::BlockLens). In an all-reduce, all are equal.
     pub fn lens(lens: &'a [usize]) -> Self {
         Self { lens: PartLens::Each(lens), ..Self::len(0) }
     }
