@@ -236,12 +236,7 @@ impl OperationPlan {
             }
         }
 
-        // Another form, algorithm or kind of engines matters more than another number of chunks.
-        while plans.len() > PLANS_MAX {
-            let is_like_last = |index: &usize| plans[*index].is_similar(&plans[index - 1]);
-            let removed = (1..plans.len()).rev().find(is_like_last);
-            plans.remove(removed.unwrap_or(plans.len() - 1));
-        }
+        limit_plans(&mut plans, PLANS_MAX);
         plans.remove(0);
         Ok(plans)
     }
@@ -356,6 +351,18 @@ impl OperationPlan {
             false => self.layout.inbox_bytes(rank),
         };
         longest.max(self.shorter_inbox_bytes)
+    }
+}
+
+/// Removes plans of shorter starts until at most `most` plans are left; the first plan stays.
+///
+/// Another form, algorithm or kind of engines matters more than another number of chunks, and
+/// longer starts more than shorter ones.
+fn limit_plans(plans: &mut Vec<PlanRange>, most: usize) {
+    while plans.len() > most {
+        let is_like_last = |index: &usize| plans[*index].is_similar(&plans[index - 1]);
+        let removed = (1..plans.len()).rev().find(is_like_last);
+        plans.remove(removed.unwrap_or(plans.len() - 1));
     }
 }
 
@@ -531,4 +538,33 @@ pub(super) fn has_engine(plan: &Plan, id: LaneId) -> bool {
     let is_silent = |lane: &Lane| lane.tier != Tier::Network || lane.steps.is_empty();
     let hears = first_of_network == Some(id.index()) && plan.lanes.iter().all(is_silent);
     id == LaneId::HOME || hears || !plan.lanes[id.index()].steps.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_form_matters_more_than_another_number_of_chunks() {
+        let [whole, parts] = [Form::Whole, Form::InParts];
+        let limited = |plans: &[(Form, u32)]| {
+            let range = |&(form, chunks)| PlanRange {
+                bytes_max: 0,
+                form: Some(form),
+                algorithm: Algorithm::Direct,
+                chunks,
+                engine: "streams".to_owned(),
+            };
+            let mut plans: Vec<_> = plans.iter().map(range).collect();
+            limit_plans(&mut plans, 3);
+            plans.iter().map(|plan| (plan.form.unwrap(), plan.chunks)).collect::<Vec<_>>()
+        };
+
+        let few = [(parts, 8), (parts, 1), (whole, 1)];
+        assert_eq!(limited(&few), few);
+        let many = [(parts, 64), (parts, 16), (parts, 4), (whole, 4), (whole, 1)];
+        assert_eq!(limited(&many), [(parts, 64), (parts, 16), (whole, 4)]);
+        let changing = [(parts, 1), (whole, 1), (parts, 2), (whole, 2)];
+        assert_eq!(limited(&changing), changing[..3]);
+    }
 }
