@@ -266,6 +266,32 @@ fn a_resizable_all_reduce_uses_both_forms() {
     }
 }
 
+/// A start that nobody waits for is complete before one with another plan uses the inbox.
+#[test]
+fn starts_that_nobody_waits_for_keep_their_contributions() {
+    for ranks in 2..=5 {
+        in_group(ranks, &[Algorithm::Direct], |group, _| {
+            let rng = &mut fastrand::Rng::with_seed(ranks as u64);
+            let len_max = 30_000;
+            let mut reduce = group.all_reduce::<i32>(len_max).resizable().prepare()?;
+            for start in 0..60 {
+                let len = if rng.bool() { rng.usize(..100) } else { rng.usize(..=len_max) };
+                let tensor = Tensor { collective: Collective::AllReduce, lens: vec![len; ranks] };
+                let input = tensor.input(start, group.rank(), 0);
+                reduce.resize(len)?.input_mut()?.copy_from_slice(&input);
+                if rng.bool() {
+                    drop(reduce.start()?);
+                    continue;
+                }
+                reduce.run()?;
+                let output = tensor.output::<i32>(start, group.rank(), 0);
+                assert!(reduce.output()? == output, "{ranks} ranks, start {start} of {len}");
+            }
+            Ok(())
+        });
+    }
+}
+
 /// A block of no bytes can get longer, and one that was longer can have no bytes.
 #[test]
 fn additions_of_nothing_do_nothing() {

@@ -1,7 +1,8 @@
 //! Adds blocks of all ranks: host starts, starts on a stream without a wait between them, and graphs.
 
+use peerlane_collectives::cost::Links;
 use peerlane_collectives::group::{MemoryRange, Operation};
-use peerlane_hal::{ErrorKind, Rank};
+use peerlane_hal::{ErrorKind, LinkKind, Rank};
 use peerlane_tests::Outcome;
 
 use super::Case;
@@ -76,7 +77,12 @@ fn prepare(
         Goal::AllReduceInPlace => group.all_reduce(len).in_place(),
         Goal::Reduce => group.reduce(last, len),
     };
-    let builder = if is_resizable { builder.resizable().check_starts(true) } else { builder };
+    // With these links, an all-reduce has plans in both forms at the lengths of the test.
+    let slow = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
+    let builder = match is_resizable {
+        true => builder.resizable().check_starts(true).links(slow),
+        false => builder,
+    };
     let builder = match by {
         // SAFETY: the stream is finished before the operation is dropped, and the host borrows nothing.
         By::Graph => unsafe { builder.capturable() },
@@ -89,6 +95,12 @@ fn prepare(
 fn resized(test_rank: &mut TestRank, goal: Goal, by: By) -> Outcome {
     const LENGTHS: [usize; 9] = [60_001, 1, 0, 777, 16, 60_000, 17, 0, 5000];
     let mut operation = prepare(test_rank, goal, 60_001, (by, true))?;
+    let report = operation.report();
+    let mut shorter = report.shorter.iter();
+    let has_both = goal != Goal::AllReduce
+        || test_rank.ranks == 1
+        || shorter.any(|plan| plan.form != report.choice.form);
+    check(has_both, || format!("one form for all lengths: {report}"))?;
     let stream = test_rank.gpu.stream()?;
     let mut books = Vec::new();
     for len in LENGTHS {
