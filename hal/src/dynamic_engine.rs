@@ -11,7 +11,9 @@ use crate::command::{
     StartValues,
 };
 use crate::dynamic_error::{DynError, WrongType, wrong_type};
-use crate::engine::{At, Caps, CopyEngine, Flag, Op, Reducer, Rows, StreamOrdered, Ticket};
+use crate::engine::{
+    At, Caps, CaptureState, CopyEngine, Flag, Op, Reducer, Rows, StreamOrdered, Ticket,
+};
 use crate::error::{Error, ErrorKind};
 use crate::key::BackendId;
 use crate::memory::{DynImport, DynRegion, Region};
@@ -572,8 +574,8 @@ impl<E: CopyEngine> TypedEngine<E> {
 unsafe impl<E: CopyEngine> StreamOrdered for TypedEngine<E> {
     type Error = DynError;
 
-    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, DynError> {
-        self.stream_order()?.is_capturing(stream).map_err(DynError::new)
+    fn capture_state(&mut self, stream: &dyn Any) -> Result<CaptureState, DynError> {
+        self.stream_order()?.capture_state(stream).map_err(DynError::new)
     }
 
     fn fork(&mut self, from: &dyn Any) -> Result<(), DynError> {

@@ -19,7 +19,8 @@ pub struct At<'a, M> {
 
 /// A flag, an aligned 64-bit word of a region that one rank signals and another waits for.
 ///
-/// It is addressed by word and not by byte, so it cannot be misaligned and cannot be confused with data.
+/// It is addressed by word and not by byte, so it cannot be misaligned and cannot be confused with
+/// data.
 #[derive(Debug)]
 pub struct Flag<'a, M> {
     /// The region that holds the flag, registered as [`Role::Flags`](crate::Role::Flags).
@@ -44,10 +45,11 @@ impl<M> Copy for Flag<'_, M> {}
 
 /// A put, get, signal, wait or reduction that an engine runs.
 ///
-/// A rank is its own peer too: with a region imported from itself, a put is a local copy and a signal a local store.
+/// A rank is its own peer too: with a region imported from itself, a put is a local copy and a
+/// signal a local store.
 ///
-/// Ops are added together with a capability in [`Caps`], which engines have only if they set it. So an engine refuses every op that
-/// it does not know, and is then as complete as before.
+/// Ops are added together with a capability in [`Caps`], which engines have only if they set it. So
+/// an engine refuses every op that it does not know, and is then as complete as before.
 #[derive(Debug)]
 #[cfg_attr(not(peerlane_workspace), non_exhaustive)]
 pub enum Op<'a, L, R> {
@@ -69,8 +71,8 @@ pub enum Op<'a, L, R> {
         /// The number of bytes to copy, which may be 0.
         bytes: u64,
     },
-    /// Copies rows of equal length from this rank to a peer, like one [`Put`](Self::Put) for each row, which may take effect in any
-    /// order among themselves.
+    /// Copies rows of equal length from this rank to a peer, like one [`Put`](Self::Put) for each
+    /// row, which may take effect in any order among themselves.
     ///
     /// Only an engine with [`Caps::rows`] runs it.
     PutRows {
@@ -83,7 +85,8 @@ pub enum Op<'a, L, R> {
         /// The number of rows and their pitches.
         rows: Rows,
     },
-    /// Copies rows of equal length from a peer to this rank, like one [`Get`](Self::Get) for each row.
+    /// Copies rows of equal length from a peer to this rank, like one [`Get`](Self::Get) for each
+    /// row.
     ///
     /// Only an engine with [`Caps::rows`] and [`Caps::gets`] runs it.
     GetRows {
@@ -105,15 +108,16 @@ pub enum Op<'a, L, R> {
     },
     /// Blocks the ops that follow in the queue until a flag of this rank has at least `value`.
     Wait {
-        /// The flag for which the engine waits. No other engine may read the flag.
+        /// The flag that the engine waits for. No other engine may read the flag.
         flag: Flag<'a, L>,
         /// The smallest flag value that ends the wait.
         value: u64,
-        /// Whether the engine sets the flag to 0 before it runs the ops that follow the wait. Captured starts need
-        /// this, because their values are constants.
+        /// Whether the engine sets the flag to 0 before it runs the ops that follow the wait.
+        /// Captured starts need this, because their values are constants.
         reset: bool,
     },
-    /// Combines memory of this rank element by element, and writes the result to memory of this rank.
+    /// Combines memory of this rank element by element, and writes the result to memory of this
+    /// rank.
     ///
     /// Only an engine that has [prepared](CopyEngine::prepare_reduce) reductions runs it.
     Reduce {
@@ -123,7 +127,8 @@ pub enum Op<'a, L, R> {
         srcs: &'a [At<'a, L>],
         /// The number of bytes of the destination and of each source, which may be 0.
         bytes: u64,
-        /// The operator and the type of the elements. Offsets, addresses and `bytes` are multiples of the size of an element.
+        /// The operator and the type of the elements. Offsets, addresses and `bytes` are multiples
+        /// of the size of an element.
         reduction: Reduction,
     },
 }
@@ -152,7 +157,8 @@ impl<L, R> Op<'_, L, R> {
 
 /// The number of rows of a strided copy, and the distances between them.
 ///
-/// If there is more than one row, no distance is less than the length of a row, so that rows do not overlap.
+/// If there is more than one row, no distance is less than the length of a row, so that rows do not
+/// overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// The number of rows, which may be 0.
@@ -184,7 +190,8 @@ impl Ticket {
 
 /// The capabilities and limits of an engine, by which a caller plans its ops.
 ///
-/// A missing capability is emulated by the layers above the backends. An engine may report less than its device can do.
+/// A missing capability is emulated by the layers above the backends. An engine may report less
+/// than its device can do.
 ///
 /// ```
 /// use peerlane::hal::Caps;
@@ -196,34 +203,38 @@ impl Ticket {
 pub struct Caps {
     /// The name of the engine's kind for reports, such as `streams` or `sdma`.
     pub kind: &'static str,
-    /// Whether the engine accepts [`Op::Wait`], so that the caller need not poll flags. Otherwise the caller polls the
-    /// flag and submits the later ops once it is set.
+    /// Whether the engine accepts [`Op::Wait`], so that the caller need not poll flags. Otherwise
+    /// the caller polls the flag and submits the later ops once it is set.
     pub queued_wait: bool,
     /// Whether the engine accepts [`Op::Get`]. Otherwise the owner of the bytes puts them.
     pub gets: bool,
-    /// Whether the engine accepts [`Op::PutRows`], and [`Op::GetRows`] if it gets. Otherwise the caller copies each row.
+    /// Whether the engine accepts [`Op::PutRows`], and [`Op::GetRows`] if it gets. Otherwise the
+    /// caller copies each row.
     pub rows: bool,
-    /// Whether bytes move only while ranks call [`CopyEngine::completed`], also for puts and gets of peers.
+    /// Whether bytes move only while ranks call [`CopyEngine::completed`], also for puts and gets
+    /// of peers.
     pub polled: bool,
-    /// Whether several adjacent signals or waits cost the engine about as much as one. Plans then group them instead of
-    /// signalling after each put.
+    /// Whether several adjacent signals or waits cost the engine about as much as one. Plans then
+    /// group them instead of signalling after each put.
     pub flags_batched: bool,
-    /// The largest growth of a flag since its last signal with which a signal needs no message of its own, or `u64::MAX` if the
-    /// growth does not matter.
+    /// The largest growth of a flag since its last signal whose signal needs no message of
+    /// its own, or `u64::MAX` if the growth does not matter.
     pub signal_growth_max: u64,
     /// The largest number of ops in one slice, at least 1.
     pub slice_ops_max: usize,
     /// The size in bytes of the largest copy that the backend does not split.
     pub piece_bytes_max: u64,
-    /// The alignment in bytes that offsets and lengths of puts and gets need, or 1 for no alignment. Collectives refuse blocks and
-    /// places that are not aligned so.
+    /// The alignment in bytes that offsets and lengths of puts and gets need, or 1 for no
+    /// alignment. Collectives refuse blocks and places that are not aligned so.
     pub put_align_bytes: u64,
-    /// The hardware queues that all engines of a process share, or `None` if a wait blocks only its own engine.
+    /// The hardware queues that all engines of a process share, or `None` if a wait blocks only its
+    /// own engine.
     pub shared_queues: Option<SharedQueues>,
 }
 
 impl Caps {
-    /// Returns the capabilities of an engine that has no optional ones and no limits, except that a slice has one op.
+    /// Returns the capabilities of an engine that has no optional ones and no limits, except that a
+    /// slice has one op.
     ///
     /// A backend names the fields that differ, so that it need not change when fields are added.
     pub const fn new(kind: &'static str) -> Self {
@@ -248,7 +259,8 @@ impl Caps {
 pub struct Reducer {
     /// The largest number of sources of a reduction, at least 2.
     pub sources_max: usize,
-    /// The largest number of blocks of threads that run a reduction at once, or 0 if the processor runs it.
+    /// The largest number of blocks of threads that run a reduction at once, or 0 if the processor
+    /// runs it.
     pub blocks: u32,
     /// The number of threads in a block.
     pub threads: u32,
@@ -265,8 +277,8 @@ impl fmt::Display for Reducer {
 
 /// The number of hardware queues that all engines of a process share, and how to change it.
 ///
-/// A queued wait can block other engines whose ops are in the same hardware queue. Ranks that start operations in the same
-/// order are not affected.
+/// A queued wait can block other engines whose ops are in the same hardware queue. Ranks that start
+/// operations in the same order are not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedQueues {
     /// The number of hardware queues that the engines of this process share.
@@ -275,16 +287,19 @@ pub struct SharedQueues {
     pub variable: &'static str,
 }
 
-/// An in-order queue of puts, gets, signals, waits and reductions that reaches every connected peer.
+/// An in-order queue of puts, gets, signals, waits and reductions that reaches every connected
+/// peer.
 ///
 /// The [contract](crate::contract) states the rules that hold between calls, engines and ranks.
 ///
 /// # Progress
 ///
-/// A caller that waits repeats: call [`completed`](Self::completed) and look at the flags; if there is something to do, do it;
-/// if an engine [is busy](Self::is_busy), continue at once; otherwise [`park`](Self::park) for at most the time to the
-/// deadline. A caller with one engine parks without a limit and lets the waker end it. A caller with several engines parks on one
-/// of them with a limit that doubles as long as nothing happens, because one engine may not be woken for events of another.
+/// A caller that waits repeats: call [`completed`](Self::completed) and look at the flags; if there
+/// is something to do, do it; if an engine [is busy](Self::is_busy), continue at once; otherwise
+/// [`park`](Self::park) for at most the time to the deadline. A caller with one engine parks
+/// without a limit and lets the waker end it. A caller with several engines parks on one of them
+/// with a limit that doubles as long as nothing happens, because one engine may not be woken for
+/// events of another.
 ///
 /// ```
 /// use std::time::Duration;
@@ -292,7 +307,10 @@ pub struct SharedQueues {
 /// use peerlane::Deadline;
 ///
 /// /// Waits until `ticket` is complete, and returns whether it is.
-/// fn wait<E: CopyEngine>(engine: &mut E, ticket: Ticket, deadline: Deadline) -> Result<bool, E::Error> {
+/// fn wait<E>(engine: &mut E, ticket: Ticket, deadline: Deadline) -> Result<bool, E::Error>
+/// where
+///     E: CopyEngine,
+/// {
 ///     while engine.completed()? < ticket {
 ///         if deadline.has_passed() {
 ///             return Ok(false);
@@ -306,8 +324,9 @@ pub struct SharedQueues {
 /// ```
 ///
 /// # Safety
-/// An engine accesses only the bytes that the ops of a slice name, and only until the ticket of the slice is complete. It
-/// reports a ticket as complete when every op up to that slice is complete, and not before.
+/// An engine accesses only the bytes that the ops of a slice name, and only until the ticket of the
+/// slice is complete. It reports a ticket as complete when every op up to that slice is complete,
+/// and not before.
 pub unsafe trait CopyEngine: Send + 'static {
     /// The error type of the backend.
     type Error: Error;
@@ -319,130 +338,164 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// Returns the capabilities and limits of the engine, which never change.
     fn caps(&self) -> &Caps;
 
-    /// Prepares the engine for [reductions](Op::Reduce), and returns what runs them. Returns `None` if the engine cannot reduce;
-    /// the caller then combines the memory.
+    /// Prepares the engine for [reductions](Op::Reduce), and returns what runs them. Returns `None`
+    /// if the engine cannot reduce; the caller then combines the memory.
     ///
     /// # Errors
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the device or its driver refuses the code for reductions; the error of the
-    /// vendor's call; the error that poisoned the engine.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the device or its driver refuses the code
+    /// for reductions; the error of the vendor's call; the error that poisoned the engine.
     fn prepare_reduce(&mut self) -> Result<Option<Reducer>, Self::Error>;
 
     /// Submits a slice of ops and returns the slice's ticket.
     ///
-    /// *Ordering.* Ops to one peer take effect in the order of submission; a wait blocks everything behind it. *Completion.* The
-    /// ticket is complete when all ops up to the end of this slice are. An empty slice gets a ticket too.
+    /// *Ordering.* Ops to one peer take effect in the order of submission; a wait blocks everything
+    /// behind it. *Completion.* The ticket is complete when all ops up to the end of this slice
+    /// are. An empty slice gets a ticket too.
     ///
     /// # Errors
     /// [`QueueFull`](crate::ErrorKind::QueueFull): nothing was submitted; try again after
-    /// [`completed`](Self::completed). [`InvalidArgument`](crate::ErrorKind::InvalidArgument): an op exceeds a limit of
-    /// [`caps`](Self::caps) or the bounds of its region, or needs a capability that the engine lacks; nothing was submitted. Any other kind poisons the engine.
+    /// [`completed`](Self::completed). [`InvalidArgument`](crate::ErrorKind::InvalidArgument): an
+    /// op exceeds a limit of [`caps`](Self::caps) or the bounds of its region, or needs a
+    /// capability that the engine lacks; nothing was submitted. Any other kind poisons the engine.
     ///
     /// # Safety
-    /// Until the ticket completes, the regions of all ops must live, no one may write to a source, and no one else may access a
-    /// destination. Only this engine writes a signalled flag, and only this engine reads a flag that it waits for. A slice that is
-    /// [recorded into a graph](StreamOrdered::fork) needs the regions until the last replay is complete, and the rest while a replay
-    /// is in progress.
+    /// Until the ticket completes, the regions of all ops must live, no one may write to a source,
+    /// and no one else may access a destination. Only this engine writes a signalled flag, and only
+    /// this engine reads a flag that it waits for. A slice that is [recorded into a
+    /// graph](StreamOrdered::fork) needs the regions until the last replay is complete, and the
+    /// rest while a replay is in progress.
     unsafe fn submit(
         &mut self,
         ops: &[Op<'_, Self::Local, Self::Remote>],
     ) -> Result<Ticket, Self::Error>;
 
-    /// Returns the ticket of the last complete slice. Never blocks, and drives a [polled](Caps::polled) engine.
+    /// Returns the ticket of the last complete slice. Never blocks, and drives a
+    /// [polled](Caps::polled) engine.
     ///
-    /// Sources of complete puts can be reused; complete gets and puts to this rank are visible here. The result never decreases.
+    /// Sources of complete puts can be reused; complete gets and puts to this rank are visible
+    /// here. The result never decreases.
     ///
     /// # Errors
     /// The error that poisoned the engine.
     fn completed(&mut self) -> Result<Ticket, Self::Error>;
 
-    /// Sleeps until the engine may have made progress, the [`waker`](Self::waker) was used, or `limit` has passed.
-    /// There may be progress if [`completed`](Self::completed) may return more or a flag of this rank may have changed.
+    /// Sleeps until the engine may have made progress, the [`waker`](Self::waker) was used, or
+    /// `limit` has passed. There may be progress if [`completed`](Self::completed) may return more
+    /// or a flag of this rank may have changed.
     ///
-    /// It may return early. An engine whose device counts arrivals looks at the counter at the end of a call, and the next call
-    /// returns at once if it has changed. Call it at most once between two polls of the same flag. [`Duration::MAX`] sets no timer, which
-    /// makes the sleep cheaper; another thread then keeps the deadline and uses the waker.
+    /// It may return early. An engine whose device counts arrivals looks at the counter at the end
+    /// of a call, and the next call returns at once if it has changed. Call it at most once between
+    /// two polls of the same flag. [`Duration::MAX`] sets no timer, which makes the sleep cheaper;
+    /// another thread then keeps the deadline and uses the waker.
     ///
     /// # Errors
     /// The error that poisoned the engine.
     fn park(&mut self, limit: Duration) -> Result<(), Self::Error>;
 
-    /// Returns whether [`completed`](Self::completed) can make more progress at once, so that the caller should not
-    /// park.
+    /// Returns whether [`completed`](Self::completed) can make more progress at once, so that the
+    /// caller should not park.
     ///
     /// A caller that polls several engines parks only if none is busy.
     fn is_busy(&self) -> bool;
 
-    /// Returns a waker with which another thread ends the current or next [`park`](Self::park).
+    /// Returns a waker by which another thread ends the current or next [`park`](Self::park).
     fn waker(&self) -> Waker;
 
     /// Lets every queued wait pass after an abort, so that the queue drains.
     ///
-    /// The ops behind such a wait run or are dropped; their results are undefined. From now on [`submit`](Self::submit) fails with
-    /// [`Aborted`](crate::ErrorKind::Aborted), and [`completed`](Self::completed) proceeds to the last ticket. Call it again
-    /// until that is reached. It releases the waits of running graphs too.
+    /// The ops behind such a wait run or are dropped; their results are undefined. From now on
+    /// [`submit`](Self::submit) fails with [`Aborted`](crate::ErrorKind::Aborted), and
+    /// [`completed`](Self::completed) proceeds to the last ticket. Call it again until that is
+    /// reached. It releases the waits of running graphs too.
     ///
     /// # Errors
     /// The error that poisoned the engine.
     fn release(&mut self) -> Result<(), Self::Error>;
 
-    /// Returns how many bytes of a slice the device's compute units would copy, or 0 if only copy engines, NICs or
-    /// processors copy.
+    /// Returns how many bytes of a slice the device's compute units would copy, or 0 if only copy
+    /// engines, NICs or processors copy.
     ///
-    /// Nothing is submitted. With `captured`, the slice is one of a [captured](StreamOrdered::fork) start.
+    /// Nothing is submitted. With `captured`, the slice is one of a [captured](StreamOrdered::fork)
+    /// start.
     fn compute_bytes(&mut self, ops: &[Op<'_, Self::Local, Self::Remote>], captured: bool) -> u64;
 
-    /// Returns the interface that orders the engine against streams of the caller, or `None` if the backend has no
-    /// streams.
+    /// Returns the interface that orders the engine against streams of the caller, or `None` if the
+    /// backend has no streams.
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>>;
 }
 
 /// A reference to a stream of the caller, on which an engine of one backend can enqueue its work.
 ///
-/// Backends implement it for their stream types, such as `peerlane_cuda::Stream`. Which engines take which streams is only known
-/// at run time, so [`StreamOrdered`] takes a stream as [`Any`].
+/// Backends implement it for their stream types, such as `peerlane_cuda::Stream`. Which engines
+/// take which streams is only known at run time, so [`StreamOrdered`] takes a stream as [`Any`].
 pub trait Stream: Any {}
+
+/// Tells whether a stream captures its work into a graph instead of running it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureState {
+    /// The stream runs its work.
+    None,
+    /// The stream captures its work, into the capture of this number. No other capture of the
+    /// process has the number.
+    Active(u64),
+    /// The stream captures its work, or its capture was invalidated, but captures have no numbers.
+    Unknown,
+}
+
+impl CaptureState {
+    /// Returns whether the stream records its work instead of running it.
+    pub fn is_capturing(self) -> bool {
+        self != Self::None
+    }
+}
 
 /// Orders the work of an engine before and after the work on a stream of the caller.
 ///
 /// A stream is a reference to the [stream type](Stream) of the backend.
 ///
 /// # Safety
-/// Between [`fork`](Self::fork) and [`join`](Self::join), the engine's work follows the work that the caller enqueued on the stream
-/// before, and the caller's later work follows the engine's.
+/// Between [`fork`](Self::fork) and [`join`](Self::join), the engine's work follows the work that
+/// the caller enqueued on the stream before, and the caller's later work follows the engine's.
 pub unsafe trait StreamOrdered {
     /// The error type of the backend.
     type Error: Error;
 
-    /// Returns whether `stream` captures its work into a graph instead of running it.
+    /// Returns whether `stream` captures its work into a graph, and into which one.
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the stream is of another type or device; the error of the vendor's call; the
-    /// error that poisoned the engine.
-    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Self::Error>;
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the stream is of another type or device; the
+    /// error of the vendor's call; the error that poisoned the engine.
+    fn capture_state(&mut self, stream: &dyn Any) -> Result<CaptureState, Self::Error>;
 
     /// Orders later submissions to the engine after the work that is already on the stream `from`.
     ///
-    /// *Ordering.* Until the [`join`](Self::join), the engine may enqueue its work directly on `from`; the caller enqueues nothing
-    /// else there in between. The engine may be joined to another stream. A join is required before the next fork.
-    /// *Capture.* While `from` captures, a submission is recorded with its constants, runs at each replay and returns the
-    /// last ticket instead of a new one; [`submit`](CopyEngine::submit) says how long its regions must live. Eager slices must not use
-    /// its flags.
+    /// *Ordering.* Until the [`join`](Self::join), the engine may enqueue its work directly on
+    /// `from`; the caller enqueues nothing else there in between. The engine may be joined to
+    /// another stream. A join is required before the next fork.
+    /// *Capture.* While `from` captures, a submission is recorded with its constants, runs at each
+    /// replay and returns the last ticket instead of a new one; [`submit`](CopyEngine::submit) says
+    /// how long its regions must live. Eager slices must not use its flags.
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) if the stream is of another type or device;
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if such a stream takes no work; the error of the vendor's call; the
-    /// error that poisoned the engine. The engine is then not forked.
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if such a stream takes no work; the
+    /// error of the vendor's call; the error that poisoned the engine. The engine is then not
+    /// forked.
     fn fork(&mut self, from: &dyn Any) -> Result<(), Self::Error>;
 
-    /// Orders later work on the stream `into` after the engine's submissions since the fork, and ends the fork.
+    /// Orders later work on the stream `into` after the engine's submissions since the fork, and
+    /// ends the fork.
     ///
     /// # Errors
-    /// The error of the vendor's call, or the error that poisoned the engine. The fork has ended even then.
+    /// The error of the vendor's call, or the error that poisoned the engine. The fork has ended
+    /// even then.
     fn join(&mut self, into: &dyn Any) -> Result<(), Self::Error>;
 
-    /// Returns how long a graph replay has waited for flags of this engine, or `None` if no replay waits.
+    /// Returns how long a graph replay has waited for flags of this engine, or `None` if no replay
+    /// waits.
     ///
-    /// With several such replays, the longest wait counts. The time counts from the first call that finds the replay waiting.
+    /// With several such replays, the longest wait counts. The time counts from the first call that
+    /// finds the replay waiting.
     ///
     /// # Errors
     /// The error of the vendor's call.

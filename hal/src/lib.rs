@@ -46,8 +46,8 @@ pub use dynamic_engine::{BoundRegions, DynEngine};
 pub use dynamic_error::DynError;
 pub use element::{DType, ElementKind, UnknownName};
 pub use engine::{
-    At, Caps, CopyEngine, Flag, Op, Reducer, Rows, SharedQueues, Stream, StreamOrdered, Ticket,
-    stream_of,
+    At, Caps, CaptureState, CopyEngine, Flag, Op, Reducer, Rows, SharedQueues, Stream,
+    StreamOrdered, Ticket, stream_of,
 };
 pub use error::{Error, ErrorKind};
 pub use fabric::{EngineOffer, EngineRequirements, Fabric, Link, LinkKind, Priority};

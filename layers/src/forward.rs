@@ -57,18 +57,21 @@ macro_rules! forward_to_engine {
 }
 pub(crate) use forward_to_engine;
 
-/// Implements `StreamOrdered` for a layer by forwarding each call to the streams of `self.engine`. Each
-/// method calls `$before` first if it is given.
+/// Implements `StreamOrdered` for a layer by forwarding each call to the streams of `self.engine`.
+/// Each method calls `$before` first if it is given.
 macro_rules! forward_streams {
     ([$($generics:tt)*] $layer:ty $(, $before:ident)?) => {
         // SAFETY: the layer passes all calls on to an implementation that upholds the contract.
         unsafe impl<$($generics)*> peerlane_hal::StreamOrdered for $layer {
             type Error = <Self as peerlane_hal::CopyEngine>::Error;
 
-            fn is_capturing(&mut self, stream: &dyn std::any::Any) -> Result<bool, Self::Error> {
+            fn capture_state(
+                &mut self,
+                stream: &dyn std::any::Any,
+            ) -> Result<peerlane_hal::CaptureState, Self::Error> {
                 $(self.$before()?;)?
                 let streams = self.engine.streams().expect("the engine has streams");
-                streams.is_capturing(stream).map_err($crate::Error::Inner)
+                streams.capture_state(stream).map_err($crate::Error::Inner)
             }
 
             fn fork(&mut self, from: &dyn std::any::Any) -> Result<(), Self::Error> {

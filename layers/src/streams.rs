@@ -10,13 +10,14 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
-    At, Caps, CopyEngine, EngineOffer, EngineRequirements, Error as _, ErrorKind, Fabric, Flag, Op,
-    Reducer, StreamOrdered, Ticket, stream_of,
+    At, Caps, CaptureState, CopyEngine, EngineOffer, EngineRequirements, Error as _, ErrorKind,
+    Fabric, Flag, Op, Reducer, StreamOrdered, Ticket, stream_of,
 };
 
 use crate::hold::{self, HoldFlags};
@@ -358,7 +359,7 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
 
         let stream = self.forked.as_ref().unwrap_or(&self.own);
         // A captured slice is submitted at each replay and takes no ticket of this queue.
-        if stream.captures() {
+        if stream.capture_state().is_capturing() {
             self.capture(stream, stored);
             return Ok(self.last);
         }
@@ -447,8 +448,8 @@ unsafe impl<F: Fabric + 'static> CopyEngine for Streams<F> {
 unsafe impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
     type Error = Error<F::Error>;
 
-    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, Self::Error> {
-        Ok(layer_stream::<F>(stream)?.captures())
+    fn capture_state(&mut self, stream: &dyn Any) -> Result<CaptureState, Self::Error> {
+        Ok(layer_stream::<F>(stream)?.capture_state())
     }
 
     fn fork(&mut self, from: &dyn Any) -> Result<(), Self::Error> {
@@ -538,8 +539,17 @@ struct State {
     jobs: VecDeque<Job>,
     busy: bool,
     closed: bool,
-    captured: Option<Vec<Job>>,
+    capture: Option<Capture>,
 }
+
+/// A capture that is not complete.
+struct Capture {
+    number: u64,
+    jobs: Vec<Job>,
+}
+
+/// Counts the captures of the process.
+static CAPTURES: AtomicU64 = AtomicU64::new(0);
 
 impl Queue {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -593,8 +603,8 @@ impl Stream {
 
     fn push(&self, job: Job) {
         let mut state = self.0.0.state();
-        match &mut state.captured {
-            Some(captured) => captured.push(job),
+        match &mut state.capture {
+            Some(capture) => capture.jobs.push(job),
             None => state.jobs.push_back(job),
         }
 
@@ -614,16 +624,21 @@ impl Stream {
 
     /// Begins a capture, which records all further jobs instead of running them.
     pub fn begin_capture(&self) {
-        self.0.0.state().captured = Some(Vec::new());
+        let number = CAPTURES.fetch_add(1, Ordering::Relaxed);
+        self.0.0.state().capture = Some(Capture { number, jobs: Vec::new() });
     }
 
     /// Ends the capture and returns the recorded jobs as a graph.
     pub fn end_capture(&self) -> Graph {
-        Graph(self.0.0.state().captured.take().unwrap_or_default().into())
+        let capture = self.0.0.state().capture.take();
+        Graph(capture.map(|capture| capture.jobs).unwrap_or_default().into())
     }
 
-    fn captures(&self) -> bool {
-        self.0.0.state().captured.is_some()
+    fn capture_state(&self) -> CaptureState {
+        match &self.0.0.state().capture {
+            Some(capture) => CaptureState::Active(capture.number),
+            None => CaptureState::None,
+        }
     }
 
     fn is_same_stream(&self, other: &Self) -> bool {
@@ -664,7 +679,7 @@ impl Drop for Handle {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").field("captures", &self.captures()).finish_non_exhaustive()
+        f.debug_struct("Stream").field("capture", &self.capture_state()).finish_non_exhaustive()
     }
 }
 

@@ -205,19 +205,11 @@ impl Options {
             .with_advice("raise --max-bytes or lower --min-bytes"));
         }
 
-        let fixed = first_given([
-            ("--graph", self.graph),
-            ("--list", self.shape.list),
-            ("--in-place", self.in_place),
-        ]);
+        let fixed = first_given([("--list", self.shape.list), ("--in-place", self.in_place)]);
         if let Some(option) = fixed.filter(|_| self.outputs == Some(2)) {
-            let why = match option {
-                "--graph" => "a captured start always writes to the same output",
-                _ => "these destinations are fixed, so outputs cannot alternate",
-            };
-
             let text = format!("{option} and --outputs 2 cannot be used together");
-            let advice = format!("{why}: remove one of the two options");
+            let advice = "these destinations are fixed, so outputs cannot alternate: remove one of \
+                          the two options";
             return Err(Failure::usage(text).with_advice(advice));
         }
 

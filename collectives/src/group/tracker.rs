@@ -473,7 +473,7 @@ impl StartTracker {
     }
 
     fn waiting(&self) -> Option<Start> {
-        let replay = self.replay_waits.load(Ordering::Acquire).then_some(Start::Captured);
+        let replay = self.replay_waits.load(Ordering::Acquire).then_some(Start::Captured(0));
         self.due().map(|_| Start::Eager(self.epoch())).or(replay)
     }
 
@@ -484,7 +484,7 @@ impl StartTracker {
     pub(super) fn overdue(&self, timeout: Duration) -> AbortRecord {
         let rank = self.rank;
 
-        if let Some(Start::Captured) = self.waiting()
+        if let Some(Start::Captured(_)) = self.waiting()
             && let writers = self.missing_writers()
             && let Some(first) = writers.first()
         {
@@ -657,7 +657,7 @@ impl StartTracker {
     ) -> AbortRecord {
         let operation = self.operation.clone();
         let (epoch, start) = match self.waiting() {
-            Some(Start::Captured) => (0, "a replayed start".to_owned()),
+            Some(Start::Captured(_)) => (0, "a replayed start".to_owned()),
             _ => (self.epoch(), format!("start {}", self.epoch())),
         };
 

@@ -10,7 +10,8 @@
 //! no `ready` is needed.
 //!
 //! A graph replays constants, so a captured start has no epoch: it signals 1, waits for 1 and
-//! resets to 0. It has a set of flags of its own.
+//! resets to 0. Captured starts have flags of their own. If they alternate outputs too, the start
+//! of index `i` in a graph uses the output and the set of flags number `i mod 2`.
 //!
 //! Flags may have been used by an earlier operation and keep its last values.
 //! [`OperationBuffers::flag_value_in`] continues from the epoch base, which is at least as large as
@@ -92,7 +93,8 @@ impl fmt::Display for BufferId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     Eager(u64),
-    Captured,
+    /// The start has this index among the starts of the operation in one graph.
+    Captured(u64),
 }
 
 impl Start {
@@ -100,72 +102,87 @@ impl Start {
     pub(crate) fn before(self, lag: u32) -> Self {
         match self {
             Self::Eager(epoch) => Self::Eager(epoch.saturating_sub(lag.into())),
-            Self::Captured => Self::Captured,
+            Self::Captured(index) => Self::Captured(index.saturating_sub(lag.into())),
         }
     }
+
+    pub(crate) fn is_captured(self) -> bool {
+        matches!(self, Self::Captured(_))
+    }
+}
+
+/// How many outputs the starts of an operation use in turn, each with a set of flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OutputCounts {
+    pub(crate) eager: u32,
+    /// 0 if no start can be captured.
+    pub(crate) captured: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoubleBuffering {
-    outputs: u64,
+    counts: OutputCounts,
     output_stride_bytes: u64,
     inbox_stride_bytes: u64,
     flag_stride_words: u64,
-    capturable: bool,
 }
 
 impl DoubleBuffering {
-    pub(crate) fn new(
-        outputs: u32,
-        output_bytes: u64,
-        flag_words: u64,
-        capturable: bool,
-    ) -> Option<Self> {
-        let outputs = u64::from(outputs.clamp(1, 2));
-        let stride = match outputs {
-            1 => output_bytes,
-            _ => output_bytes.checked_next_multiple_of(OUTPUT_ALIGN_BYTES)?,
-        };
-
-        // The methods multiply again without checks, so the products must fit.
-        stride.checked_mul(outputs)?;
-        flag_words.checked_mul(outputs)?.checked_mul(WORD_BYTES)?;
-
-        Some(Self {
-            outputs,
-            output_stride_bytes: stride,
+    /// Returns `None` if the sizes overflow.
+    pub(crate) fn new(counts: OutputCounts, output_bytes: u64, flag_words: u64) -> Option<Self> {
+        let OutputCounts { eager, captured } = counts;
+        let counts = OutputCounts { eager: eager.clamp(1, 2), captured: captured.min(2) };
+        let mut buffering = Self {
+            counts,
+            output_stride_bytes: output_bytes,
             inbox_stride_bytes: 0,
             flag_stride_words: flag_words,
-            capturable,
-        })
+        };
+
+        let outputs = u64::from(buffering.outputs());
+        if outputs > 1 {
+            let stride = output_bytes.checked_next_multiple_of(OUTPUT_ALIGN_BYTES)?;
+            buffering.output_stride_bytes = stride;
+        }
+
+        // The methods multiply again without checks, so the products must fit.
+        buffering.output_stride_bytes.checked_mul(outputs)?;
+        flag_words.checked_mul(outputs)?.checked_mul(WORD_BYTES)?;
+        Some(buffering)
+    }
+
+    /// Returns the number of outputs that the operation has.
+    pub(crate) fn outputs(&self) -> u32 {
+        self.counts.eager.max(self.counts.captured)
     }
 
     /// Adds an inbox of this size to each output, or returns `None` if the sizes overflow.
     pub(crate) fn with_inbox(self, bytes: u64) -> Option<Self> {
         let stride = bytes.checked_next_multiple_of(OUTPUT_ALIGN_BYTES)?;
-        stride.checked_mul(self.outputs)?;
+        stride.checked_mul(self.outputs().into())?;
         Some(Self { inbox_stride_bytes: stride, ..self })
     }
 
     pub(crate) fn inbox_bytes(&self, bytes: u64) -> u64 {
-        (self.outputs - 1).saturating_mul(self.inbox_stride_bytes).saturating_add(bytes)
+        u64::from(self.outputs() - 1).saturating_mul(self.inbox_stride_bytes).saturating_add(bytes)
     }
 
     pub(crate) fn output_bytes(&self) -> u64 {
-        self.outputs * self.output_stride_bytes
+        u64::from(self.outputs()) * self.output_stride_bytes
     }
 
     pub(crate) fn buffer_bytes(&self, bytes: u64) -> u64 {
-        (self.outputs - 1).saturating_mul(self.output_stride_bytes).saturating_add(bytes)
+        u64::from(self.outputs() - 1).saturating_mul(self.output_stride_bytes).saturating_add(bytes)
     }
 
     pub(crate) fn flag_bytes(&self) -> u64 {
-        self.outputs * self.flag_stride_words * WORD_BYTES
+        u64::from(self.counts.eager) * self.flag_stride_words * WORD_BYTES
     }
 
     /// Returns the bytes of the flags of captured starts, or `None` if no start can be captured.
     pub(crate) fn captured_flag_bytes(&self) -> Option<u64> {
-        self.capturable.then_some(self.flag_stride_words * WORD_BYTES)
+        let sets = u64::from(self.counts.captured);
+        (sets > 0).then_some(sets * self.flag_stride_words * WORD_BYTES)
     }
 
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
@@ -186,10 +203,10 @@ impl DoubleBuffering {
 
     /// Returns the number of the output and of the set of flags that a start uses.
     fn set(&self, start: Start) -> u64 {
+        // At most two outputs, so this is the remainder without a division.
         match start {
-            // At most two outputs, so this is the remainder without a division.
-            Start::Eager(epoch) => epoch & (self.outputs - 1),
-            Start::Captured => 0,
+            Start::Eager(epoch) => epoch & (u64::from(self.counts.eager) - 1),
+            Start::Captured(index) => index & u64::from(self.counts.captured.saturating_sub(1)),
         }
     }
 
@@ -315,7 +332,7 @@ impl FlagRegions {
     fn of_start(&self, start: Start) -> &RankRegions {
         match start {
             Start::Eager(_) => &self.eager,
-            Start::Captured => self.captured.as_ref().expect("a captured start has flags"),
+            Start::Captured(_) => self.captured.as_ref().expect("a captured start has flags"),
         }
     }
 }
@@ -439,7 +456,9 @@ impl OperationBuffers {
     /// that starts use in turn.
     pub(crate) fn offsets(&self) -> Vec<Box<[u64]>> {
         let outputs = self.outputs.len();
-        (0..self.buffering.outputs).map(|set| self.buffering.offsets(set, outputs)).collect()
+        (0..self.buffering.outputs())
+            .map(|set| self.buffering.offsets(set.into(), outputs))
+            .collect()
     }
 
     /// Returns what a start adds to the numbers of its commands. `offsets` are those of
@@ -462,7 +481,7 @@ impl OperationBuffers {
             FlagValues { word, value: self.flag_value_in(signalled_in) }
         });
         let offsets = &offsets[self.buffering.set(start) as usize];
-        StartValues { offsets, flags, tags, reset: start == Start::Captured }
+        StartValues { offsets, flags, tags, reset: start.is_captured() }
     }
 
     /// Returns the inputs, the outputs and the inbox that this rank has.
@@ -507,7 +526,7 @@ impl OperationBuffers {
         match start {
             Start::Eager(0) => 0,
             Start::Eager(epoch) => self.epoch_base + (epoch << self.digest_bits()),
-            Start::Captured => CAPTURED_VALUE,
+            Start::Captured(_) => CAPTURED_VALUE,
         }
     }
 
@@ -529,9 +548,7 @@ impl OperationBuffers {
         match self.digest {
             _ if value < least => FlagState::Waiting,
             Some(_)
-                if of_start
-                    && start != Start::Captured
-                    && value != self.signal_value(start, peer) =>
+                if of_start && !start.is_captured() && value != self.signal_value(start, peer) =>
             {
                 FlagState::Differs
             }
@@ -603,9 +620,13 @@ mod tests {
     use super::Start::{Captured, Eager};
     use super::*;
 
+    fn buffering(eager: u32, captured: u32, bytes: u64, words: u64) -> Option<DoubleBuffering> {
+        DoubleBuffering::new(OutputCounts { eager, captured }, bytes, words)
+    }
+
     #[test]
     fn one_output_is_always_the_same() {
-        let buffering = DoubleBuffering::new(1, 1001, 24, false).unwrap();
+        let buffering = buffering(1, 0, 1001, 24).unwrap();
         assert_eq!((buffering.output_bytes(), buffering.flag_bytes()), (1001, 192));
         for epoch in 0..4 {
             let start = Eager(epoch);
@@ -615,7 +636,7 @@ mod tests {
 
     #[test]
     fn two_outputs_alternate_and_do_not_overlap() {
-        let buffering = DoubleBuffering::new(2, 5000, 24, false).unwrap();
+        let buffering = buffering(2, 0, 5000, 24).unwrap();
         assert_eq!((buffering.output_bytes(), buffering.flag_bytes()), (16384, 384));
         assert_eq!(
             (buffering.buffer_bytes(5000), buffering.buffer_bytes(u64::MAX)),
@@ -628,19 +649,34 @@ mod tests {
 
     #[test]
     fn captured_starts_have_flags_of_their_own_and_the_same_output() {
-        let buffering = DoubleBuffering::new(1, 1001, 24, true).unwrap();
+        let buffering = buffering(1, 1, 1001, 24).unwrap();
         assert_eq!((buffering.output_bytes(), buffering.flag_bytes()), (1001, 192));
         assert_eq!(buffering.captured_flag_bytes(), Some(192));
-        assert_eq!((buffering.output_offset(Captured), buffering.flag_word(5, Captured)), (0, 5));
+        for index in 0..3 {
+            let start = Captured(index);
+            assert_eq!((buffering.output_offset(start), buffering.flag_word(5, start)), (0, 5));
+        }
         assert_eq!(buffering.flag_word(5, Eager(7)), 5);
     }
 
     #[test]
+    fn captured_starts_alternate_where_eager_ones_do_not() {
+        let buffering = buffering(1, 2, 5000, 24).unwrap();
+        assert_eq!((buffering.output_bytes(), buffering.flag_bytes()), (16384, 192));
+        assert_eq!(buffering.captured_flag_bytes(), Some(384));
+        let at = |start| (buffering.output_offset(start), buffering.flag_word(5, start));
+        let captured = [0, 1, 2].map(|index| at(Captured(index)));
+        assert_eq!(captured, [(0, 5), (8192, 29), (0, 5)]);
+        assert_eq!([at(Eager(1)), at(Eager(2))], [(0, 5), (0, 5)]);
+    }
+
+    #[test]
     fn sizes_that_overflow_are_none() {
-        assert_eq!(DoubleBuffering::new(2, u64::MAX, 8, false), None);
-        assert_eq!(DoubleBuffering::new(2, u64::MAX / 2, 8, false), None);
-        assert_eq!(DoubleBuffering::new(2, 8, u64::MAX / 8, false), None);
-        assert_eq!(DoubleBuffering::new(1, 8, u64::MAX / 4, true), None);
+        assert_eq!(buffering(2, 0, u64::MAX, 8), None);
+        assert_eq!(buffering(2, 0, u64::MAX / 2, 8), None);
+        assert_eq!(buffering(2, 0, 8, u64::MAX / 8), None);
+        assert_eq!(buffering(1, 1, 8, u64::MAX / 4), None);
+        assert_eq!(buffering(1, 2, u64::MAX / 2, 8), None);
     }
 
     #[test]

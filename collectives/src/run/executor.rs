@@ -8,7 +8,7 @@ use std::any::Any;
 use std::ops::DerefMut;
 use std::time::{Duration, Instant, SystemTime};
 
-use peerlane_hal::{Deadline, ErrorKind};
+use peerlane_hal::{CaptureState, Deadline, ErrorKind};
 
 use crate::error::Error;
 use crate::layout::Layout;
@@ -26,6 +26,8 @@ pub(crate) struct Executor {
     options: ExecutorOptions,
     park_misses_events: bool,
     started: u64,
+    /// The number of the capture that the last recorded start is in, and the number of its starts.
+    recorded: Option<(u64, u64)>,
     start_times: Vec<(Instant, SystemTime)>,
 }
 
@@ -66,7 +68,8 @@ impl Executor {
     /// operation is capturable, its memory must live as long as the graphs that record it.
     pub(crate) unsafe fn new(lanes: Vec<Lane>, options: ExecutorOptions) -> Self {
         let park_misses_events = lanes.len() > 1 || lanes.iter().any(Lane::has_cross_tier_waits);
-        Self { lanes, options, park_misses_events, started: 0, start_times: Vec::new() }
+        let (started, recorded, start_times) = (0, None, Vec::new());
+        Self { lanes, options, park_misses_events, started, recorded, start_times }
     }
 
     pub(crate) fn lanes(&self) -> &[Lane] {
@@ -211,16 +214,17 @@ impl Executor {
         }
     }
 
-    /// Runs `body` with lane 0 on the caller's stream, and tells it whether the stream captures.
+    /// Runs `body` with lane 0 on the caller's stream, and tells it which capture the stream is in.
     ///
     /// `admit` is called before anything changes, and can refuse the start.
     pub(crate) fn on_stream<R>(
         &mut self,
         stream: &dyn Any,
         admit: impl FnOnce(&Self, bool) -> Result<(), StartFailure>,
-        body: impl FnOnce(&mut Self, bool) -> Result<R, StartFailure>,
+        body: impl FnOnce(&mut Self, CaptureState) -> Result<R, StartFailure>,
     ) -> Result<R, StartFailure> {
-        let admit = |executor: &mut Self, captures| {
+        let admit = |executor: &mut Self, capture: CaptureState| {
+            let captures = capture.is_capturing();
             executor.check_stream(captures).map_err(StartFailure::Refused)?;
             admit(executor, captures)
         };
@@ -254,19 +258,38 @@ impl Executor {
         Ok(())
     }
 
-    /// Records a start of the operation into the graph that is being captured.
-    pub(crate) fn capture(&mut self) -> Result<(), StartFailure> {
+    /// Records a start of the operation into the graph that is being captured, and returns the
+    /// index of the start in that graph.
+    ///
+    /// The first start of a graph may follow any other one, so it waits until all ranks have
+    /// entered it. The next ones follow it in every replay.
+    pub(crate) fn capture(&mut self, capture: CaptureState) -> Result<u64, StartFailure> {
+        // After an error, or without a number, the next start counts as the first one.
+        let (number, index) = match (capture, self.recorded.take()) {
+            (CaptureState::Active(number), Some((last, starts))) if number == last => {
+                (Some(number), starts)
+            }
+            (CaptureState::Active(number), _) => (Some(number), 0),
+            (CaptureState::None | CaptureState::Unknown, _) => (None, 0),
+        };
+
+        self.record(index)?;
+        self.recorded = number.map(|number| (number, index + 1));
+        Ok(index)
+    }
+
+    fn record(&mut self, index: u64) -> Result<(), StartFailure> {
         let [home, others @ ..] = &mut self.lanes[..] else { return Ok(()) };
 
         // SAFETY: the caller of `new` guarantees that the commands stay inside regions that live as
         // long as the graph, and do not race.
-        unsafe { home.capture_entry() }.map_err(StartFailure::before_submit)?;
+        unsafe { home.capture_entry(index) }.map_err(StartFailure::before_submit)?;
 
         // A graph contains only lane 0; a thread replays the others beside it.
         others.iter_mut().for_each(Lane::arm);
 
         // SAFETY: the caller of `new` gives this guarantee for all commands of lane 0.
-        unsafe { home.capture_rest() }.map_err(StartFailure::before_submit)
+        unsafe { home.capture_rest(index) }.map_err(StartFailure::before_submit)
     }
 
     /// Returns how long a replay has waited for flags of this operation, if one waits.
@@ -323,14 +346,17 @@ mod tests {
 
     use super::*;
     use crate::plan::LaneId;
-    use crate::run::buffers::{DoubleBuffering, FLAGS, FlagRegions, OperationBuffers, RankRegions};
+    use crate::run::buffers::{
+        DoubleBuffering, FLAGS, FlagRegions, OperationBuffers, OutputCounts, RankRegions,
+    };
     use crate::run::lane::Adder;
     use crate::run::program::Program;
 
     type EngineError = peerlane_layers::Error<host::Error>;
 
+    #[derive(Clone, Copy)]
     struct Stream {
-        captures: bool,
+        capture: CaptureState,
     }
 
     /// What the scripted engines of a test do, and what they were asked for.
@@ -392,7 +418,7 @@ mod tests {
     }
 
     fn captures(stream: &dyn Any) -> bool {
-        stream.downcast_ref::<Stream>().unwrap().captures
+        stream.downcast_ref::<Stream>().unwrap().capture.is_capturing()
     }
 
     // SAFETY: the engine accesses no memory.
@@ -471,8 +497,8 @@ mod tests {
     unsafe impl StreamOrdered for Scripted {
         type Error = EngineError;
 
-        fn is_capturing(&mut self, from: &dyn Any) -> Result<bool, EngineError> {
-            Ok(captures(from))
+        fn capture_state(&mut self, from: &dyn Any) -> Result<CaptureState, EngineError> {
+            Ok(from.downcast_ref::<Stream>().unwrap().capture)
         }
 
         fn fork(&mut self, from: &dyn Any) -> Result<(), EngineError> {
@@ -525,13 +551,14 @@ mod tests {
         };
 
         let captured = capturable.then(flags);
+        let counts = OutputCounts { eager: 1, captured: u32::from(capturable) };
         let memory = Arc::new(OperationBuffers {
             inputs: Vec::new(),
             outputs: Vec::new(),
             inbox: RankRegions::default(),
             flags: FlagRegions { eager: flags(), captured },
             cross_tier_flags: None,
-            buffering: DoubleBuffering::new(1, 0, 0, capturable).unwrap(),
+            buffering: DoubleBuffering::new(counts, 0, 0).unwrap(),
             epoch_base: 0,
             digest: None,
             _keep: Vec::new(),
@@ -548,10 +575,18 @@ mod tests {
             let contributors = [].into();
             let program =
                 Program { commands, sources, contributors, origins, entry_commands, waits };
+            let following = capturable.then(|| Program {
+                commands: [second].into(),
+                sources: Box::default(),
+                contributors: Box::default(),
+                origins: None,
+                entry_commands: 0,
+                waits: Box::default(),
+            });
 
             let engine: DynEngine = fabric.engine(EngineRequirements::default()).unwrap();
             let queue = Queue::new(engine, BackendId::HOST, Arc::clone(&memory)).unwrap();
-            Lane::new(LaneId::HOME, (program, Adder::None), queue, false)
+            Lane::new(LaneId::HOME, (program, following, Adder::None), queue, false)
         });
 
         // SAFETY: no engine touches memory.
@@ -572,9 +607,9 @@ mod tests {
         executor.on_stream(
             stream,
             |_, _| Ok(()),
-            |executor, captures| {
-                if captures {
-                    return executor.capture();
+            |executor, capture| {
+                if capture.is_capturing() {
+                    return executor.capture(capture).map(drop);
                 }
                 executor.start();
                 executor.submit().map_err(StartFailure::Broken)
@@ -582,8 +617,12 @@ mod tests {
         )
     }
 
-    const EAGER: Stream = Stream { captures: false };
-    const CAPTURING: Stream = Stream { captures: true };
+    const EAGER: Stream = Stream { capture: CaptureState::None };
+    const CAPTURING: Stream = capturing(1);
+
+    const fn capturing(number: u64) -> Stream {
+        Stream { capture: CaptureState::Active(number) }
+    }
 
     #[test]
     fn lane_0_is_forked_then_all_lanes_are_submitted_then_it_is_joined() {
@@ -662,6 +701,36 @@ mod tests {
 
         executor.drive().unwrap();
         assert_eq!((executor.started(), executor.done(), executor.is_submitted()), (1, 1, true));
+    }
+
+    #[test]
+    fn only_the_first_start_of_a_capture_runs_the_whole_program() {
+        let (mut executor, log) = executor(CAPS, true);
+        let mut commands = |stream: Stream| {
+            start_on(&mut executor, &stream).unwrap();
+            let lines = take_lines(&log);
+            lines.iter().filter(|line| line.contains("submit")).count()
+        };
+
+        let unknown = Stream { capture: CaptureState::Unknown };
+        assert_eq!([capturing(1), capturing(1), capturing(1)].map(&mut commands), [2, 1, 1]);
+        assert_eq!([capturing(2), EAGER, capturing(2)].map(&mut commands), [2, 4, 1]);
+        assert_eq!([capturing(1), unknown, unknown].map(&mut commands), [2, 2, 2]);
+        assert_eq!([capturing(1), capturing(1)].map(&mut commands), [2, 1]);
+    }
+
+    #[test]
+    fn an_error_makes_the_next_recorded_start_the_first_one() {
+        let (mut executor, log) = executor(CAPS, true);
+        start_on(&mut executor, &CAPTURING).unwrap();
+        log.lock().unwrap().fails =
+            Some(("a: submit 1 of Captured".to_owned(), ErrorKind::InvalidArgument));
+        assert!(start_on(&mut executor, &CAPTURING).is_err());
+
+        log.lock().unwrap().fails = None;
+        take_lines(&log);
+        start_on(&mut executor, &CAPTURING).unwrap();
+        assert!(take_lines(&log).contains(&"a: submit 2 of Captured".to_owned()));
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(crate) struct Lane {
     /// The queue, whose marks are the numbers of starts.
     pub(crate) queue: Queue,
     program: Program,
+    /// The program of captured starts behind the first one of a graph, if it is another one.
+    following: Option<Program>,
     adder: Adder,
     tracer: Option<Tracer>,
     /// The command of the captured start that comes next, if a thread replays captured starts.
@@ -37,13 +39,13 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn new(
         id: LaneId,
-        (program, adder): (Program, Adder),
+        (program, following, adder): (Program, Option<Program>, Adder),
         queue: Queue,
         traced: bool,
     ) -> Self {
         let origins = program.origins.as_ref().filter(|_| traced);
         let tracer = origins.map(|origins| Tracer::new(id, origins.clone()));
-        Self { queue, program, adder, tracer, armed: None, epoch: 1, next: 0 }
+        Self { queue, program, following, adder, tracer, armed: None, epoch: 1, next: 0 }
     }
 
     pub(crate) fn traced(&self, epoch: u64, origin: Instant) -> Vec<TracedStep> {
@@ -162,7 +164,7 @@ impl Lane {
 
         while let Some(command) = self.program.commands.get(next) {
             if let Command::Wait { flag } = *command {
-                if self.queue.try_consume(flag, Start::Captured)? == FlagState::Waiting {
+                if self.queue.try_consume(flag, FIRST_CAPTURED)? == FlagState::Waiting {
                     break;
                 }
                 next += 1;
@@ -173,7 +175,7 @@ impl Lane {
                 let slice = Commands { commands, sources: &self.program.sources };
 
                 // SAFETY: the caller guarantees the contract of `Queue::submit`.
-                if !unsafe { self.queue.submit(slice, Start::Captured) }? {
+                if !unsafe { self.queue.submit(slice, FIRST_CAPTURED) }? {
                     break;
                 }
                 next += commands.len();
@@ -189,26 +191,29 @@ impl Lane {
         Ok(())
     }
 
-    /// Submits the first commands of the operation into the graph that is being captured.
+    /// Submits the first commands of the operation into the graph that is being captured, as the
+    /// start of this index in the graph.
     ///
     /// A captured start has neither epoch nor ticket.
     ///
     /// # Safety
     /// As [`Queue::submit`], for every command of the program, as long as the graph exists.
-    pub(crate) unsafe fn capture_entry(&mut self) -> Result<(), Error> {
-        let entry = &self.program.commands[..self.program.entry_commands];
+    pub(crate) unsafe fn capture_entry(&mut self, index: u64) -> Result<(), Error> {
+        let program = captured_program(&self.program, self.following.as_ref(), index);
+        let entry = &program.commands[..program.entry_commands];
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
-        unsafe { capture(&mut self.queue, entry, &self.program.sources) }
+        unsafe { capture(&mut self.queue, entry, &program.sources, Start::Captured(index)) }
     }
 
     /// Submits the remaining commands of the operation into the graph that is being captured.
     ///
     /// # Safety
     /// As [`capture_entry`](Self::capture_entry).
-    pub(crate) unsafe fn capture_rest(&mut self) -> Result<(), Error> {
-        let rest = &self.program.commands[self.program.entry_commands..];
+    pub(crate) unsafe fn capture_rest(&mut self, index: u64) -> Result<(), Error> {
+        let program = captured_program(&self.program, self.following.as_ref(), index);
+        let rest = &program.commands[program.entry_commands..];
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
-        unsafe { capture(&mut self.queue, rest, &self.program.sources) }
+        unsafe { capture(&mut self.queue, rest, &program.sources, Start::Captured(index)) }
     }
 
     /// Records what the engine has completed.
@@ -316,6 +321,19 @@ impl Lane {
     }
 }
 
+/// The start that a thread replays. The operation then has several lanes, and captured starts have
+/// one output.
+const FIRST_CAPTURED: Start = Start::Captured(0);
+
+/// Returns the program of the start of this index in a graph.
+fn captured_program<'p>(
+    first: &'p Program,
+    following: Option<&'p Program>,
+    index: u64,
+) -> &'p Program {
+    following.filter(|_| index > 0).unwrap_or(first)
+}
+
 /// Submits commands into the graph that is being captured.
 ///
 /// # Safety
@@ -324,11 +342,12 @@ unsafe fn capture(
     queue: &mut Queue,
     commands: &[Command],
     sources: &[RegionOffset],
+    start: Start,
 ) -> Result<(), Error> {
     for commands in commands.chunks(queue.caps().slice_ops_max) {
         let slice = Commands { commands, sources };
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
-        if !unsafe { queue.submit(slice, Start::Captured) }? {
+        if !unsafe { queue.submit(slice, start) }? {
             return Err(Error::new(
                 ErrorKind::QueueFull,
                 "the engine has no room for a captured start",

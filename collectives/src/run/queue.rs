@@ -13,8 +13,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use peerlane_hal::{
-    BackendId, BoundRegions, Caps, Command, Commands, CopyEngine, DynEngine, DynError, ErrorKind,
-    RegionFlag, StreamOrdered, Ticket,
+    BackendId, BoundRegions, Caps, CaptureState, Command, Commands, CopyEngine, DynEngine,
+    DynError, ErrorKind, RegionFlag, StreamOrdered, Ticket,
 };
 
 use crate::error::Error;
@@ -103,7 +103,7 @@ impl Queue {
     ) -> Result<bool, Error> {
         let regions = match start {
             Start::Eager(_) => &self.regions,
-            Start::Captured => self.captured.as_ref().expect("a captured start has flags"),
+            Start::Captured(_) => self.captured.as_ref().expect("a captured start has flags"),
         };
         let values = self.memory.start_values(start, &self.offsets, &mut self.tags);
 
@@ -121,7 +121,7 @@ impl Queue {
 
     /// Returns how many bytes of the commands compute units would copy in a start.
     pub(crate) fn compute_bytes(&mut self, commands: Commands<'_>, start: Start) -> u64 {
-        let is_captured = start == Start::Captured;
+        let is_captured = start.is_captured();
         let regions = if is_captured { self.captured.as_ref() } else { Some(&self.regions) };
         let Some(regions) = regions else { return 0 };
 
@@ -227,7 +227,7 @@ impl Queue {
         // next.
         let value = word.load(Ordering::Acquire);
         let state = self.memory.flag_state(value, start.before(flag.lag), flag.peer);
-        if state == FlagState::Signalled && start == Start::Captured {
+        if state == FlagState::Signalled && start.is_captured() {
             // Release: a writer that sees the 0 may signal again.
             word.store(0, Ordering::Release);
         }
@@ -306,19 +306,19 @@ pub(crate) trait HasQueue {
 pub(crate) fn on_stream<H: HasQueue, R>(
     holder: &mut H,
     stream: &dyn Any,
-    admit: impl FnOnce(&mut H, bool) -> Result<(), H::Failure>,
-    body: impl FnOnce(&mut H, bool) -> Result<R, H::Failure>,
+    admit: impl FnOnce(&mut H, CaptureState) -> Result<(), H::Failure>,
+    body: impl FnOnce(&mut H, CaptureState) -> Result<R, H::Failure>,
 ) -> Result<R, H::Failure> {
     let action = "query whether the stream captures";
-    let captures =
-        holder.queue().with_streams(H::INSTEAD, action, |streams| streams.is_capturing(stream));
-    let captures = captures.map_err(|error| holder.refused(error))?;
-    admit(holder, captures)?;
+    let capture =
+        holder.queue().with_streams(H::INSTEAD, action, |streams| streams.capture_state(stream));
+    let capture = capture.map_err(|error| holder.refused(error))?;
+    admit(holder, capture)?;
 
     let action = "fork the engine from the stream";
     let forked = holder.queue().with_streams(H::INSTEAD, action, |streams| streams.fork(stream));
     forked.map_err(|error| holder.refused(error))?;
-    let done = body(holder, captures);
+    let done = body(holder, capture);
 
     let action = "join the engine to the stream";
     let joined = holder.queue().with_streams(H::INSTEAD, action, |streams| streams.join(stream));

@@ -13,8 +13,9 @@
 //! The proof holds for flags that carry epochs and for flags that a captured start resets. No lane
 //! signals a flag again before it knows that its last signal was consumed. A wait resets its flag
 //! before anything after it, so a lane that knows that the signal was consumed knows that the flag
-//! is 0. Captured starts have one output and flags of their own, so eager starts between them
-//! change nothing that is known.
+//! is 0. Captured starts have flags of their own, so eager starts between them change nothing that
+//! is known. If captured starts alternate outputs, the first one of a graph runs another plan than
+//! those behind it, which [`can_follow`] checks.
 //!
 //! For many ranks, [`prove()`] lets some ranks represent others; the [`Coverage`] of the proof
 //! states its extent.
@@ -33,6 +34,7 @@
 // | `races.rs` | no lane reads data early, and none overwrites data in use |
 // | `happens_before.rs` | vector clocks and a search, for `races.rs` |
 // | `prove.rs`, `symmetry.rs` | proofs for many ranks |
+// | `following.rs` | starts of one plan can follow a start of another one |
 // | `fault.rs`, `counterexample.rs` | faults with their classes, and events that lead to them |
 
 use std::fmt;
@@ -45,6 +47,7 @@ mod copies;
 mod counterexample;
 mod fault;
 mod flags;
+mod following;
 mod happens_before;
 mod plan_set;
 mod prove;
@@ -55,6 +58,7 @@ mod tests;
 
 pub use counterexample::Counterexample;
 pub use fault::{Fault, FaultClass, Location, Position};
+pub use following::can_follow;
 pub use prove::{Budget, prove};
 
 use flags::Flags;

@@ -1,9 +1,11 @@
 //! Captures starts in graphs.
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
 
 use peerlane_collectives::error::Error;
-use peerlane_hal::ErrorKind;
+use peerlane_collectives::plan::Algorithm;
+use peerlane_hal::{ErrorKind, Rank};
 use peerlane_tests::middleware::Stream;
 
 use crate::support::{BLOCK_BYTES, GRACE, LONG, Rounds, assert_idle_within, in_group};
@@ -18,7 +20,8 @@ fn replays_and_eager_starts_alternate() {
             let builder = unsafe { builder.capturable() };
             let builder = if in_place { builder.in_place() } else { builder };
             let mut gather = builder.prepare()?;
-            assert_eq!((gather.report().outputs, gather.report().capturable), (1, true));
+            let outputs = if in_place { 1 } else { 2 };
+            assert_eq!((gather.report().outputs, gather.report().capturable), (outputs, true));
             let (stream, rounds) = (Stream::new(), Rounds::default());
             stream.begin_capture();
             // Two starts in one graph.
@@ -93,14 +96,87 @@ fn a_recorded_start_cannot_be_waited_for() {
 }
 
 #[test]
-fn a_capturable_operation_has_one_output() {
+fn starts_of_one_graph_alternate_where_everyone_hears_from_everyone() {
     in_group(2, LONG, |mut group| {
-        // SAFETY: no graph records the operation.
+        // SAFETY: no graph records the operations.
         let builder = unsafe { group.all_gather::<u8>(4).capturable() };
+        assert_eq!(builder.prepare().unwrap().report().outputs, 2);
+        // SAFETY: as above.
+        let builder = unsafe { group.all_gather::<u8>(4).outputs(1).capturable() };
+        assert_eq!(builder.prepare().unwrap().report().outputs, 1);
+        // SAFETY: as above.
+        let builder = unsafe { group.broadcast::<u8>(Rank(0), 4).capturable() };
+        assert_eq!(builder.prepare().unwrap().report().outputs, 1);
+
+        // SAFETY: as above.
+        let builder = unsafe { group.broadcast::<u8>(Rank(0), 4).capturable() };
         let refused = builder.outputs(2).prepare().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
-        assert_eq!(refused.to_string(), "outputs is 2, expected 1 in a capturable operation");
+        assert_eq!(
+            refused.to_string(),
+            "outputs is 2, expected 1 in a capturable broadcast by the algorithm direct"
+        );
     });
+}
+
+/// Ranks read their outputs slowly, each at other times, and look for bytes of later starts.
+#[test]
+fn replays_out_of_turn_and_eager_starts_between_them_overwrite_nothing_in_use() {
+    for (ranks, seed) in [(2, 1), (2, 2), (3, 3), (4, 4), (5, 5)] {
+        in_group(ranks, LONG, |mut group| {
+            let me = group.rank().index();
+            // SAFETY: the stream is idle before the operation is dropped, and the host borrows
+            // nothing.
+            let builder = unsafe { group.all_gather::<u8>(BLOCK_BYTES).capturable() };
+            let mut gather = builder.algorithm(Algorithm::Direct).prepare().unwrap();
+            assert_eq!(gather.report().outputs, 2);
+            let (stream, rounds) = (Stream::new(), Rounds::default());
+            let own_pauses = Arc::new(Mutex::new(fastrand::Rng::with_seed(10 * seed + me as u64)));
+
+            let mut start = |places: &mut Vec<_>| {
+                rounds.fill(&stream, me, gather.input_memory().unwrap());
+                let lease = gather.start_on(&stream).unwrap();
+                places.push(lease.output().base);
+
+                let pauses = Arc::clone(&own_pauses);
+                stream.run(move || {
+                    let micros = pauses.lock().unwrap().u64(..800);
+                    std::thread::sleep(Duration::from_micros(micros));
+                });
+                rounds.look(&stream, ranks, lease.output());
+            };
+
+            let graphs = [1, 2, 3, 4].map(|starts| {
+                stream.begin_capture();
+                let mut places = Vec::new();
+                (0..starts).for_each(|_| start(&mut places));
+                let alternates = places.windows(2).all(|pair| pair[0] != pair[1]);
+                assert!(alternates, "the starts of one graph use the outputs in turn");
+                (starts, stream.end_capture())
+            });
+
+            let turns = &mut fastrand::Rng::with_seed(seed);
+            let mut made = 0;
+            for _ in 0..60 {
+                match turns.usize(..5) {
+                    4 => {
+                        start(&mut Vec::new());
+                        made += 1;
+                    }
+                    graph => {
+                        let (starts, graph) = &graphs[graph];
+                        graph.replay(&stream);
+                        made += starts;
+                    }
+                }
+            }
+            assert!(stream.is_idle_within(LONG));
+            assert_eq!(rounds.right(), made);
+
+            drop(gather);
+            group.close().unwrap();
+        });
+    }
 }
 
 #[test]

@@ -40,7 +40,8 @@ pub(super) trait Implementation {
         false
     }
 
-    /// Orders later runs of the operation behind the present work of the stream, also if they use other streams.
+    /// Orders later runs of the operation behind the present work of the stream, even if they
+    /// use other streams.
     fn fork(&mut self) -> Result<()> {
         Ok(())
     }
@@ -135,12 +136,26 @@ impl<'a> Candidate<'a> {
     fn capture(&mut self) -> Result<()> {
         let name = self.implementation.name();
         self.gpu.begin_capture(&self.stream)?;
-        let started = (0..STARTS_IN_A_GRAPH).try_for_each(|_| self.implementation.start());
+        let outputs = self.record();
+
         // The capture must end also after an error, so that the stream stays usable.
         let graph = self.gpu.end_capture(&self.stream, name);
-        started?;
+        self.outputs = outputs?;
         self.graph = Some(graph?);
         Ok(())
+    }
+
+    /// Records the runs of one graph, and returns the outputs that they use.
+    fn record(&mut self) -> Result<Vec<Vec<Span>>> {
+        let mut outputs = Vec::new();
+        for _ in 0..STARTS_IN_A_GRAPH {
+            self.implementation.start()?;
+            let output = self.implementation.output()?;
+            if !outputs.contains(&output) {
+                outputs.push(output);
+            }
+        }
+        Ok(outputs)
     }
 }
 
@@ -155,9 +170,9 @@ impl Checked for Candidate<'_> {
             run.comm.share("to check", &())?;
             content::overwrite(&candidate.gpu, &candidate.outputs)?;
             content::fill(&candidate.gpu, data, numbering, &candidate.input)?;
-            // In place, the overwritten output contains the block of this rank, so the block is filled
-            // afterwards. The exchange keeps ranks from starting before all outputs are overwritten,
-            // because peers write into them.
+            // In place, the overwritten output contains the block of this rank, so the block is
+            // filled afterwards. The exchange keeps ranks from starting before all outputs are
+            // overwritten, because peers write into them.
             run.comm.share("overwritten and filled", &())?;
             let mut found = Ok(());
             for index in 0..candidate.outputs.len() {

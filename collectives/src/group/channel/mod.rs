@@ -606,7 +606,7 @@ impl<T: Element> Channel<T> {
             Ok(deadline.remaining().min(PARK_MAX))
         };
 
-        let start = if mode == Mode::Captured { Start::Captured } else { Start::Eager(count) };
+        let start = if mode == Mode::Captured { Start::Captured(0) } else { Start::Eager(count) };
         let mut queue = side.queue();
         // SAFETY: the ranges were checked against the window, which has one size on all ranks; the
         // window and the flags live as long as the channel, and the channel longer than the graphs

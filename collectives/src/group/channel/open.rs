@@ -23,7 +23,7 @@ use crate::group::segment::{Fabrics, Segment, connects};
 use crate::group::window::{Extent, Inner, Window};
 use crate::plan::{LaneId, Tier};
 use crate::run::buffers::{
-    DoubleBuffering, FlagRegions, OperationBuffers, RankRegions, WORD_BYTES,
+    DoubleBuffering, FlagRegions, OperationBuffers, OutputCounts, RankRegions, WORD_BYTES,
 };
 use crate::run::queue::{Queue, copies_rows};
 
@@ -199,7 +199,8 @@ fn memory_of(
     };
 
     // One output, which all messages use, and flags that start at the first word.
-    let buffering = DoubleBuffering::new(1, 0, 0, true).expect("no bytes do not overflow");
+    let buffering = DoubleBuffering::new(OutputCounts { eager: 1, captured: 1 }, 0, 0)
+        .expect("no bytes do not overflow");
     let keep = [&window.segment, eager, captured].into_iter().flat_map(|segment| segment.keep());
 
     Ok(OperationBuffers {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
 
-use peerlane_hal::{Command, Direction, ErrorKind, Rank, Stream};
+use peerlane_hal::{CaptureState, Command, Direction, ErrorKind, Rank, Stream};
 
 use super::{Channel, ChannelSide, CopyRange, Mode, OnStream, StreamWait, StreamWaits, fail};
 use crate::element::Element;
@@ -61,8 +61,8 @@ impl<T: Element> Channel<T> {
         let side = self.sides[Tier::Local as usize].clone();
         let side = side.expect("the local fabric has an engine, which connects a rank with itself");
 
-        let admit = |channel: &mut Self, captures| {
-            if captures && !channel.captures {
+        let admit = |channel: &mut Self, capture: CaptureState| {
+            if capture.is_capturing() && !channel.captures {
                 let text = format!(
                     "{}: the stream captures a graph, but the channel is not capturable; open it with `capturable()`",
                     channel.name
@@ -72,8 +72,8 @@ impl<T: Element> Channel<T> {
             Ok(())
         };
 
-        let result = queue::on_stream(self, stream, admit, |channel, captures| {
-            let mode = if captures { Mode::Captured } else { Mode::Stream };
+        let result = queue::on_stream(self, stream, admit, |channel, capture| {
+            let mode = if capture.is_capturing() { Mode::Captured } else { Mode::Stream };
             let due = Instant::now() + channel.runtime.life.timeout;
 
             let mut messages = StreamMessages { channel, mode, waits: Vec::new() };
@@ -198,7 +198,7 @@ impl<T: Element> StreamMessages<'_, T> {
         let flag = channel.flag_of(peer, peer, signal);
         channel.submit_counted(peer, &[Command::Wait { flag }], *mode, count)?;
 
-        let start = if *mode == Mode::Captured { Start::Captured } else { Start::Eager(count) };
+        let start = if *mode == Mode::Captured { Start::Captured(0) } else { Start::Eager(count) };
         if *mode != Mode::Captured {
             channel.awaited[index].store(count, Ordering::Relaxed);
         }

@@ -19,11 +19,6 @@ use crate::run::buffers::{BufferId, Start};
 type BufferRange = (BufferId, Range<u64>);
 
 impl State {
-    /// Returns the last start that this rank has made on the host or enqueued.
-    fn last(&self) -> Start {
-        Start::Eager(self.prepared.started())
-    }
-
     fn input_range(&self) -> Result<BufferRange, Error> {
         let tensors = self.layout.tensors();
         if tensors == 1 {
@@ -121,7 +116,7 @@ impl State {
         }
 
         let buffer = BufferId::Output(Rank::at(number).0);
-        Ok((buffer, self.output_buffer_bytes(self.last(), buffer)))
+        Ok((buffer, self.output_buffer_bytes(self.last, buffer)))
     }
 
     /// Returns the bytes of an output buffer that a start writes.
@@ -190,7 +185,7 @@ impl State {
             );
         };
 
-        let begin = self.view.output_offset(self.last()) + position.offset;
+        let begin = self.view.output_offset(self.last) + position.offset;
         let bytes = begin..begin + self.layout.tensor_bytes(tensor, self.rank);
         Ok((BufferId::Output(position.buffer), bytes))
     }
@@ -361,7 +356,7 @@ impl<T> Operation<T> {
     ///
     /// With several output buffers this is the first.
     pub fn output_memory(&self) -> MemoryRange {
-        self.state.output_memory(self.state.last())
+        self.state.output_memory(self.state.last)
     }
 
     /// Returns the address range of a part of the newest output.
@@ -370,7 +365,7 @@ impl<T> Operation<T> {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if there is no such part, or it is not
     /// contiguous.
     pub fn output_memory_of(&self, part: impl Into<OutputPart>) -> Result<MemoryRange, Error> {
-        self.state.memory_of(self.state.last(), part.into())
+        self.state.memory_of(self.state.last, part.into())
     }
 }
 
@@ -431,7 +426,7 @@ impl<T: Element> Operation<T> {
     /// contiguous.
     pub fn output_of(&self, part: impl Into<OutputPart>) -> Result<&[T], Error> {
         let part = part.into();
-        let range = |state: &State| state.part_range(state.last(), part);
+        let range = |state: &State| state.part_range(state.last, part);
         element::cast(self.state.settled_bytes(range)?)
     }
 
@@ -449,7 +444,7 @@ impl<T: Element> Operation<T> {
     /// As [`output_of`](Self::output_of).
     pub fn output_mut_of(&mut self, part: impl Into<OutputPart>) -> Result<&mut [T], Error> {
         let part = part.into();
-        let range = |state: &State| state.part_range(state.last(), part);
+        let range = |state: &State| state.part_range(state.last, part);
         element::cast_mut(self.state.settled_bytes_mut(range)?)
     }
 }

@@ -183,21 +183,25 @@ impl<'g, T> OperationBuilder<'g, T> {
     ///
     /// With two, no put waits until a peer has entered the start, because a start writes where the
     /// start before the last one did; [`Operation::output`] is always the newest. The default is
-    /// two for small outputs that are out of place, not capturable and in one buffer that Peerlane
-    /// allocates, and one otherwise. Lists and windows always have one. If only some ranks supply
-    /// buffers, all ranks must set this.
+    /// two for small outputs that are out of place and in one buffer that Peerlane allocates, and
+    /// one otherwise. Lists and windows always have one. If only some ranks supply buffers, all
+    /// ranks must set this. In a [`capturable`](Self::capturable) operation, only the starts in one
+    /// graph alternate, and only if each rank gets data from every other one.
     #[must_use]
     pub fn outputs(mut self, outputs: u32) -> Self {
         self.spec.outputs = Some(outputs);
         self
     }
 
-    /// Allows the operation to be recorded into a graph, such as a CUDA graph. The operation has
-    /// one output then.
+    /// Allows the operation to be recorded into a graph, such as a CUDA graph.
+    ///
+    /// With two [outputs](Self::outputs), the starts that one graph records use them in turn, and
+    /// only the first one waits until all ranks have entered it, which saves the others about 6 µs
+    /// on GPUs. Starts that run at once use the first output. Take the address of an output from
+    /// the [`Lease`](super::Lease) of its start.
     ///
     /// [`prepare`](Self::prepare) refuses an algorithm with a lane that no graph can contain and no
-    /// thread can drive beside one. Starts that run at once and replays can alternate. All ranks
-    /// must record and replay alike, on one stream or on streams in the same order. If a replay
+    /// thread can drive beside one. Starts that run at once and replays can alternate. If a replay
     /// waits for a peer for longer than the [timeout](Self::timeout), the group ends. The waits of
     /// replays then pass, also of later ones, and their output is undefined; [`Operation::check`]
     /// tells.
@@ -211,6 +215,9 @@ impl<'g, T> OperationBuilder<'g, T> {
     /// ```
     ///
     /// # Safety
+    /// All ranks record starts of the operation into the same graphs, in the same order, and replay
+    /// these graphs in the same order.
+    ///
     /// Every graph that has recorded a start of the operation has made its last replay, and that
     /// replay is complete, before the operation is dropped or its group is closed or dropped. An
     /// operation without a handle, which [`start_on`](Self::start_on) prepares, is dropped when a

@@ -48,7 +48,7 @@ impl<'a, T> Lease<'a, T> {
     pub fn epoch(&self) -> Option<u64> {
         match self.start {
             Start::Eager(epoch) => Some(epoch),
-            Start::Captured => None,
+            Start::Captured(_) => None,
         }
     }
 

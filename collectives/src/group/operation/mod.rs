@@ -111,6 +111,8 @@ pub type UntypedOperation = Operation<Untyped>;
 /// What operations of all element types are made of.
 struct State {
     prepared: Prepared,
+    /// The last start that this rank has made on the host, enqueued or recorded.
+    last: Start,
     view: Arc<OperationBuffers>,
     report: Report,
     timeout: Duration,
@@ -142,6 +144,7 @@ impl State {
         let begun = begin_use(&self.uses, &self.prepared, false)?;
         let epoch = self.prepared.start(deadline)?;
         drop(begun);
+        self.last = Start::Eager(epoch);
         Ok(OpenStart { epoch, deadline })
     }
 
@@ -154,6 +157,7 @@ impl State {
         let begun = begin_use(&self.uses, &self.prepared, true)?;
         let start = self.prepared.start_on(stream, self.timeout)?;
         drop(begun);
+        self.last = start;
         Ok(start)
     }
 

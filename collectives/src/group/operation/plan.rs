@@ -17,7 +17,7 @@ use crate::group::report::PlanRange;
 use crate::group::runtime::Runtime;
 use crate::layout::{CHUNK_ALIGN_BYTES, FlagLayout, Layout, StartBytes};
 use crate::plan::{Algorithm, FlagOrder, Lane, LaneId, Plan, Tier};
-use crate::run::buffers::{BufferId, DoubleBuffering, digest_bits};
+use crate::run::buffers::{BufferId, DoubleBuffering, OutputCounts, digest_bits};
 use crate::run::program::{FlagTiers, FlagWriters, is_tiered};
 use crate::schedule::{self, Shape, schedule};
 use crate::topology::Topology;
@@ -82,6 +82,8 @@ pub(super) struct OperationPlan {
     /// The length in bytes of the largest inbox of the plans of shorter starts.
     shorter_inbox_bytes: u64,
     pub(super) plan: Plan,
+    /// The plan of captured starts behind the first one of a graph, if they alternate outputs.
+    pub(super) following: Option<Plan>,
     pub(super) flag_tiers: FlagTiers,
     pub(super) flags: FlagLayout,
     pub(super) buffering: DoubleBuffering,
@@ -134,7 +136,7 @@ impl OperationPlan {
         let chosen = variants.iter().find(is_chosen).expect("a choice is one of its variants");
         let engine = chosen.engine.clone();
         let shape = Shape { chunks: choice.chunks, ..chosen.needs.shape };
-        let (algorithm, outputs) = (choice.algorithm, shape.outputs);
+        let algorithm = choice.algorithm;
 
         let plan = schedule::plan(algorithm, topology, rank, shape)?;
         let proof = group.proofs.prove(algorithm, topology, shape)?;
@@ -149,10 +151,26 @@ impl OperationPlan {
             layout = layout_of(&blocks, &spec, choice.chunks)?;
         }
 
+        let wanted = outputs(&spec, &request, &layout, shape.flags)?;
+        let following = match wanted.captured {
+            2 => following_plan(&plan, group, shape)?,
+            _ => None,
+        };
+        if spec.capturable && spec.outputs == Some(2) && following.is_none() {
+            let text = format!(
+                "outputs is 2, expected 1 in a capturable {} by the algorithm {algorithm}",
+                spec.collective.name()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+
+        let captured = if following.is_some() { 2 } else { spec.capturable.into() };
+        let counts = OutputCounts { captured, ..wanted };
         let bytes = layout.output_bytes_max();
-        let buffering = DoubleBuffering::new(outputs, bytes, flags.words(), spec.capturable);
+        let buffering = DoubleBuffering::new(counts, bytes, flags.words());
         let buffering = buffering.and_then(|one| one.with_inbox(layout.inbox_bytes_max()));
         let buffering = buffering.ok_or_else(|| {
+            let outputs = wanted.eager.max(captured);
             let text = format!("{outputs} outputs of {bytes} bytes exceed the address space");
             Error::new(ErrorKind::InvalidArgument, text)
         })?;
@@ -168,6 +186,7 @@ impl OperationPlan {
             forms: layouts,
             shorter_inbox_bytes: 0,
             plan,
+            following,
             flag_tiers,
             flags,
             buffering,
@@ -294,7 +313,8 @@ impl OperationPlan {
         }
         self.flags = self.flags.max(other.flags);
         let bytes = self.layout.output_bytes_max();
-        let buffering = DoubleBuffering::new(1, bytes, self.flags.words(), self.spec.capturable);
+        let counts = OutputCounts { eager: 1, captured: self.spec.capturable.into() };
+        let buffering = DoubleBuffering::new(counts, bytes, self.flags.words());
         self.buffering = buffering.expect("flags of two plans fit where those of each do");
     }
 
@@ -313,7 +333,7 @@ impl OperationPlan {
 
     pub(super) fn own_bytes(&self, buffer: BufferId) -> u64 {
         match buffer {
-            BufferId::OUTPUT if self.plan.outputs > 1 => self.buffering.output_bytes(),
+            BufferId::OUTPUT if self.buffering.outputs() > 1 => self.buffering.output_bytes(),
             BufferId::Inbox => self.peer_bytes(self.rank, buffer),
             buffer => self.request.need(&self.layout, self.rank, buffer),
         }
@@ -323,7 +343,7 @@ impl OperationPlan {
     /// ranks are known.
     pub(super) fn block_bytes(&self, rank: Rank, buffer: BufferId) -> u64 {
         match buffer {
-            BufferId::OUTPUT if self.plan.outputs > 1 => self.buffering.output_bytes(),
+            BufferId::OUTPUT if self.buffering.outputs() > 1 => self.buffering.output_bytes(),
             buffer => self.peer_bytes(rank, buffer),
         }
     }
@@ -442,33 +462,56 @@ fn check_resizable(spec: &OperationSpec) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
+/// Returns how many outputs starts should use in turn.
 fn outputs(
     spec: &OperationSpec,
     request: &Request,
     layout: &Layout,
     flags: FlagOrder,
-) -> Result<u32, Error> {
+) -> Result<OutputCounts, Error> {
     let bytes_max = match flags {
         FlagOrder::Batched => TWO_OUTPUTS_BATCHED_BYTES_MAX,
         FlagOrder::Prompt => TWO_OUTPUTS_BYTES_MAX,
     };
-    let takes_turns = request.takes_turns() && !spec.capturable && !spec.resizable;
+    let takes_turns = request.takes_turns() && !spec.resizable;
     let outputs = spec.outputs.unwrap_or_else(|| {
         let is_small = layout.output_bytes_max() <= bytes_max;
         let own = spec.output_buffers.is_empty();
         if is_small && !spec.in_place && takes_turns && own { 2 } else { 1 }
     });
     if outputs > 1 && !takes_turns {
-        // A graph writes to the same memory at each replay, and the caller's buffers do not
-        // alternate.
-        let what = match spec.capturable {
-            true => "a capturable operation",
-            false => "an operation with given output buffers",
-        };
-        let text = format!("outputs is {outputs}, expected 1 in {what}");
+        // The caller's buffers do not alternate.
+        let text =
+            format!("outputs is {outputs}, expected 1 in an operation with given output buffers");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    Ok(outputs)
+
+    // An eager start may follow a replay, about which the host knows nothing. So it waits until all
+    // ranks have entered it, and one output is enough for that.
+    Ok(match spec.capturable {
+        true => OutputCounts { eager: 1, captured: outputs },
+        false => OutputCounts { eager: outputs, captured: 0 },
+    })
+}
+
+/// Returns the plan of captured starts behind the first one of a graph, if starts of the operation
+/// can alternate outputs.
+///
+/// A graph contains one lane of each rank, so the plan has no other one.
+fn following_plan(
+    first: &Plan,
+    group: &mut GroupInfo<'_>,
+    shape: Shape,
+) -> Result<Option<Plan>, Error> {
+    let Plan { algorithm, rank, in_place, .. } = *first;
+    if first.lanes.len() > 1 || in_place || schedule(algorithm).gets {
+        return Ok(None);
+    }
+
+    let shape = Shape { outputs: 2, ..shape };
+    let plan = schedule::plan(algorithm, group.topology, rank, shape)?;
+    group.proofs.prove(algorithm, group.topology, shape)?;
+    Ok(verify::can_follow(first, &plan).then_some(plan))
 }
 
 fn node_plans(
@@ -512,7 +555,7 @@ impl FormRequest {
         // Plans are alike on all ranks, and every engine can set flags one by one.
         let batched = engine.common.flags_batched;
         let flags = if batched { FlagOrder::Batched } else { FlagOrder::Prompt };
-        let outputs = outputs(spec, &self.request, &self.layout, flags)?;
+        let outputs = outputs(spec, &self.request, &self.layout, flags)?.eager;
 
         let (collective, chunks) = (self.blocks.collective, self.layout.chunks());
         Ok(Shape { collective, chunks, in_place: spec.in_place, outputs, flags, tiers })

@@ -36,7 +36,7 @@ use crate::run::buffers::{
 };
 use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::{Adder, Lane};
-use crate::run::program::{Binding, Program, is_tiered};
+use crate::run::program::{Binding, FlagTiers, Program, is_tiered};
 use crate::run::queue::{Queue, copies_rows};
 
 /// Holds what a rank tells the others about operations that are prepared, apart from the values
@@ -409,7 +409,7 @@ impl Preparation {
         }
         add("chunks", plan.chunks.to_string());
         add("in_place", plan.in_place.to_string());
-        add("outputs", plan.outputs.to_string());
+        add("outputs", self.operation.buffering.outputs().to_string());
         add("flags", plan.flags.to_string());
         add("capturable", spec.capturable.to_string());
         add("strict", spec.strict.to_string());
@@ -473,7 +473,8 @@ impl Preparation {
         epoch_base: u64,
         deadline: Deadline,
     ) -> Result<Report, Error> {
-        let OperationPlan { plan, spec, layout, flag_tiers, flags, .. } = &self.operation;
+        let OperationPlan { plan, following, spec, layout, flag_tiers, flags, .. } =
+            &self.operation;
         let resizable = spec.resizable;
         let with_origins = spec.traced || spec.resizable;
         let flags = *flags;
@@ -493,10 +494,15 @@ impl Preparation {
                 rows,
             };
             let program = binding.bind(id);
+            // It has one lane, and so no flags between tiers.
+            let following = following.as_ref().map(|following| {
+                Binding { plan: following, flag_tiers: &FlagTiers::new(following, []), ..binding }
+                    .bind(id)
+            });
 
             // The loop below sets these three when it has the engine of the lane.
             let (has_streams, compute_bytes, reducer) = (false, 0, None);
-            BoundLane { id, tier, program, caps, has_streams, compute_bytes, reducer }
+            BoundLane { id, tier, program, following, caps, has_streams, compute_bytes, reducer }
         };
         self.lanes = self.engines().map(bound).collect();
         self.lanes.iter().try_for_each(check_alignment)?;
@@ -514,7 +520,7 @@ impl Preparation {
         let buffers = TierBuffers { local: on_tier(Tier::Local), network };
 
         let starts: &[Start] = match spec.capturable {
-            true => &[Start::Eager(1), Start::Captured],
+            true => &[Start::Eager(1), Start::Captured(0)],
             false => &[Start::Eager(1)],
         };
         let backend = |tier| match (tier, &group.setup.network) {
@@ -619,6 +625,7 @@ impl Preparation {
 
         State {
             prepared,
+            last: Start::Eager(0),
             view: local,
             report,
             timeout: spec.timeout,
@@ -651,7 +658,7 @@ impl Preparation {
                 None => Adder::Thread,
                 Some(_) => Adder::Engine,
             };
-            Lane::new(lane.id, (lane.program, adder), queue, spec.traced)
+            Lane::new(lane.id, (lane.program, lane.following, adder), queue, spec.traced)
         });
         let lanes = lanes.collect();
 

@@ -247,17 +247,16 @@ impl Prepared {
             Ok(())
         };
 
-        let start = executor.on_stream(stream, admit, |executor, captures| {
-            if captures {
-                executor.capture()?;
-                return Ok(Start::Captured);
+        let start = executor.on_stream(stream, admit, |executor, capture| {
+            if capture.is_capturing() {
+                return Ok(Start::Captured(executor.capture(capture)?));
             }
             let epoch = self.begin(executor, Deadline::after(timeout));
             self.enqueue(executor)?;
             Ok(Start::Eager(epoch))
         })?;
 
-        if start == Start::Captured {
+        if start.is_captured() {
             self.runtime.driver.wake_progress();
         }
         Ok(start)

@@ -15,6 +15,8 @@ pub(super) struct BoundLane {
     pub(super) id: LaneId,
     pub(super) tier: Tier,
     pub(super) program: Program,
+    /// The program of captured starts behind the first one of a graph, if they alternate outputs.
+    pub(super) following: Option<Program>,
     pub(super) caps: Caps,
     /// A graph that waits for a peer can block other work on the engine's streams.
     pub(super) has_streams: bool,
@@ -65,7 +67,7 @@ pub(super) fn report(
         choice: operation.choice.clone(),
         ranks: operation.topology.ranks(),
         chunks: plan.chunks,
-        outputs: plan.outputs,
+        outputs: operation.buffering.outputs(),
         flags: plan.flags,
         capturable: operation.spec.capturable,
         input_bytes: layout.input_bytes(*rank),

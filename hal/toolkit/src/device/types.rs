@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+pub use peerlane_hal::CaptureState;
 use peerlane_hal::{EngineRequirements, LinkKind, Rank, SharedQueues};
 
 use super::DevicePtr;
@@ -70,18 +71,6 @@ impl StreamHandle {
             _ => None,
         }
     }
-}
-
-/// Whether a stream captures its work into a graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CaptureState {
-    /// The stream does not capture its work.
-    None,
-    /// The stream captures its work, and the driver gives this number to the capture.
-    Active(u64),
-    /// The stream captures or its capture was invalidated, but the driver does not tell captures
-    /// apart.
-    Unknown,
 }
 
 /// Whether a driver runs several word operations of one call in order.

@@ -56,7 +56,7 @@ use self::resources::{BounceBuffers, Event, OwnStream, PinnedPage};
 pub use self::steps::SelfCopy;
 use self::steps::{LinkCopy, OpResolver, SliceTotals, Step, StreamPlan, mark_link_copies};
 use crate::Fault;
-use crate::device::{DevicePtr, EngineRequest, StreamHandle};
+use crate::device::{CaptureState, DevicePtr, EngineRequest, StreamHandle};
 pub use crate::device::{StreamDevice, StreamLimits};
 use crate::regions::{Local, Remote};
 use crate::{EngineState, TimedParker};
@@ -450,12 +450,12 @@ pub(super) struct Forked {
 unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
     type Error = D::Error;
 
-    fn is_capturing(&mut self, stream: &dyn Any) -> Result<bool, D::Error> {
+    fn capture_state(&mut self, stream: &dyn Any) -> Result<CaptureState, D::Error> {
         let stream = stream_of::<D>(stream)?;
         self.state.check()?;
         let _entered = self.context.enter()?;
         stream.check(&*self.context)?;
-        stream.is_capturing(&*self.context)
+        stream.capture(&*self.context)
     }
 
     fn fork(&mut self, from: &dyn Any) -> Result<(), D::Error> {

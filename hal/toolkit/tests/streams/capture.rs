@@ -13,7 +13,8 @@ const RANKS: usize = 3;
 fn record(member: &mut Member, compute: &Compute, starts: usize) -> Graph {
     let last = member.engine.completed().unwrap();
     compute.begin_capture(Mode::Global);
-    assert!(member.engine.streams().unwrap().is_capturing(&compute.handle()).unwrap());
+    let state = member.engine.streams().unwrap().capture_state(&compute.handle()).unwrap();
+    assert!(state.is_capturing());
     for _ in 0..starts {
         member.engine.streams().unwrap().fork(&compute.handle()).unwrap();
         let ticket = member.submit(0, CAPTURED);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use peerlane_hal::{CopyEngine as _, Error as _, ErrorKind, Ticket};
+use peerlane_hal::{CaptureState, CopyEngine as _, Error as _, ErrorKind, Ticket};
 
 use super::world::{PLAIN, ensure_gathered, world};
 use crate::backend::{Compute, SignalBy, Stream, driver};
@@ -104,7 +104,7 @@ fn streams_that_are_not_of_this_device_are_refused() {
         let answers = [
             engine.streams().unwrap().fork(&stream),
             engine.streams().unwrap().join(&stream),
-            engine.streams().unwrap().is_capturing(&stream).map(drop),
+            engine.streams().unwrap().capture_state(&stream).map(drop),
         ];
         for answer in answers {
             let error = answer.expect_err("a default stream");
@@ -117,7 +117,8 @@ fn streams_that_are_not_of_this_device_are_refused() {
         engine.streams().unwrap().fork(&foreign.handle()).expect_err("a stream of another device");
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
     let own = Compute::new(0);
-    assert!(!engine.streams().unwrap().is_capturing(&own.handle()).unwrap());
+    let state = engine.streams().unwrap().capture_state(&own.handle()).unwrap();
+    assert_eq!(state, CaptureState::None);
     // None of these calls poisoned the engine or forked it.
     let ticket = members[0].wait_for(0, 0);
     members[0].finish(ticket);
