@@ -42,6 +42,8 @@
 // | `identity.rs` | the names of a group and of its ranks in errors |
 // | `call.rs`, `caller.rs` | the calls that ranks tell each other, and the threads that make them |
 // | `refusal.rs` | how a rank tells the others that it refuses a call |
+// | `stats.rs` | descriptions of the memory that a group holds |
+// | `trim.rs` | the sums of that memory, and the release of what nothing uses |
 // | `heap.rs` | memory at equal offsets on all ranks, from which operations get flags, inputs and outputs |
 // | `segment.rs` | memory that both fabrics have registered, and the exchange of its keys |
 // | `engines.rs` | the kinds of engines that all ranks offer |
@@ -82,11 +84,13 @@ mod segment;
 mod selection;
 mod split;
 mod start_part;
+mod stats;
 mod tracker;
+mod trim;
 mod window;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, DynFabric, ErrorKind, Fabric, Rank};
@@ -114,6 +118,8 @@ pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Re
 use runtime::Runtime;
 use segment::{Fabrics, Segment};
 pub use selection::Selection;
+use stats::BufferBytes;
+pub use stats::{GroupStats, MemoryKind, MemoryUse};
 use window::WindowUses;
 pub use window::{Unreleased, Window, WindowSlice, WindowSliceMut};
 
@@ -161,6 +167,10 @@ pub struct Group {
     /// Windows whose release has failed. A peer may still write to their memory, even if the caller
     /// drops them.
     unreleased: Vec<Arc<window::Inner>>,
+    /// The windows whose memory Peerlane has allocated.
+    allocated_windows: Vec<Weak<window::Inner>>,
+    /// The buffers that Peerlane has allocated for single operations.
+    buffer_bytes: Arc<BufferBytes>,
     proofs: Proofs,
     barrier: Option<Operation<u8>>,
     /// Operations that were started without a call of `prepare`.
@@ -204,6 +214,8 @@ impl Group {
             heap,
             proofs: Default::default(),
             unreleased: Vec::new(),
+            allocated_windows: Vec::new(),
+            buffer_bytes: Arc::default(),
             barrier: None,
             kept: Vec::new(),
         }
@@ -303,7 +315,7 @@ impl Group {
         deadline: Deadline,
     ) -> Result<(Allocation, Vec<Segment>), Error> {
         loop {
-            match self.heap.allocate(demands) {
+            match self.heap.allocate(demands, None) {
                 Ok(taken) => return Ok(taken),
                 Err(missing) => self.grow_heap(&missing, deadline)?,
             }

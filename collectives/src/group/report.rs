@@ -7,6 +7,7 @@ use peerlane_hal::{BackendId, Caps, LinkKind, Rank, Reducer};
 
 use crate::collective::Collective;
 use crate::cost::{Choice, Form};
+use crate::group::stats::MemoryUse;
 use crate::plan::{Algorithm, FlagOrder, LaneId, Tier};
 
 /// Describes how a prepared operation runs: its algorithm, engines, links and fallbacks.
@@ -53,6 +54,11 @@ pub struct Report {
     pub proof: String,
     /// The plans that a resizable operation uses for shorter starts, largest first.
     pub shorter: Vec<PlanRange>,
+    /// The memory of this rank that Peerlane has allocated for the operation, by kind.
+    ///
+    /// Operations that write the same bytes of a window can share an inbox, so it can be that of
+    /// other operations too.
+    pub memory: Vec<MemoryUse>,
 }
 
 /// Describes the plan that a resizable operation uses for starts up to a total size.

@@ -1,7 +1,8 @@
-//! Tests the memory of operations: blocks of the heap of the group, which operations use one after another.
+//! Tests the memory of operations: blocks of the heap of the group, which operations use one after
+//! another or share.
 
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::Operation;
+use peerlane_collectives::group::{Group, GroupStats, MemoryKind, Operation, Window};
 use peerlane_hal::{ErrorKind, Rank};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -26,7 +27,8 @@ fn check(operation: &mut Operation<i32>, me: Rank, seed: i32) -> Result<(), Erro
     Ok(())
 }
 
-/// Few descriptors are enough for any number of operations. The limit holds for a process of its own.
+/// Few descriptors are enough for any number of operations. The limit holds for a process of its
+/// own.
 #[test]
 fn thousands_of_operations_live_with_256_descriptors() {
     let test = "heap::thousands_of_operations_live_with_256_descriptors";
@@ -149,5 +151,162 @@ fn one_operation_that_fails_fails_all_that_are_prepared_with_it() {
         let error = group.prepare_all(one).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         check(&mut group.all_gather(3).prepare()?, me, 1)
+    });
+}
+
+/// The lengths of 64 all-reduces, from 256 elements to `most`.
+fn batch_lens(most: usize) -> Vec<usize> {
+    let len = |index: i32| (256.0 * (most as f64 / 256.0).powf(f64::from(index) / 63.0)) as usize;
+    (0..64).map(len).collect()
+}
+
+fn inbox_bytes(group: &Group) -> u64 {
+    let inboxes = group.stats().memory.into_iter();
+    inboxes.filter(|one| one.kind == MemoryKind::Inboxes).map(|one| one.bytes).sum()
+}
+
+/// Runs all-reduces over the same elements of a window, each with other values.
+fn check_sums(
+    (me, ranks): (Rank, usize),
+    window: &Window<i32>,
+    operations: &mut [(usize, Operation<i32>)],
+) -> Result<(), Error> {
+    for (turn, (len, operation)) in operations.iter_mut().enumerate() {
+        let value = |rank: Rank| (turn * 100 + rank.index()) as i32;
+        window.slice_mut(0..*len)?.fill(value(me));
+        operation.run()?;
+        let sum = Rank::all(ranks).map(value).sum::<i32>();
+        assert!(window.slice(0..*len)?.iter().all(|element| *element == sum), "turn {turn}");
+    }
+    Ok(())
+}
+
+#[test]
+fn reductions_over_one_arena_share_inboxes_and_give_them_back() {
+    const MOST: usize = 1 << 20;
+    for ranks in [2, 3] {
+        for together in [false, true] {
+            in_group(ranks, move |group| {
+                let me = group.rank();
+                let window = group.window::<i32>(MOST)?;
+                group.barrier()?;
+                let before = group.stats();
+
+                let lens = batch_lens(MOST);
+                let describe = |group: &mut Group, len| {
+                    let builder = group.all_reduce::<i32>(len).output_into(&window, 0);
+                    builder.in_place().describe()
+                };
+                let all: Vec<_> = lens.iter().map(|&len| describe(group, len)).collect();
+                let prepared = match together {
+                    true => group.prepare_all(all)?,
+                    false => {
+                        let one = |one| group.prepare_all(vec![one]);
+                        let each: Result<Vec<_>, Error> = all.into_iter().map(one).collect();
+                        each?.into_iter().flatten().collect()
+                    }
+                };
+                let mut operations: Vec<_> = lens.into_iter().zip(prepared).collect();
+
+                // The largest inbox has a contribution of each rank to one part of the input.
+                let largest = (MOST * size_of::<i32>()) as f64;
+                let ratio = inbox_bytes(group) as f64 / largest;
+                let most = if together { 1.2 } else { 2.2 };
+                assert!(ratio <= most, "{ratio}, {:?}", group.stats());
+                check_sums((me, ranks), &window, &mut operations)?;
+                let memory = &operations[63].1.report().memory;
+                assert!(memory.iter().any(|one| one.kind == MemoryKind::Inboxes), "{memory:?}");
+
+                // Ranks drop the operations in different order.
+                let shift = 7 * me.index();
+                operations.rotate_left(shift);
+                drop(operations);
+                assert!(group.trim()? > 0);
+                let flags = |stats: &GroupStats| {
+                    let flags = stats.memory.iter().filter(|one| one.kind == MemoryKind::Flags);
+                    flags.map(|one| one.bytes).sum::<u64>()
+                };
+                let after = group.stats();
+                assert_eq!(
+                    after.memory_bytes() - flags(&after),
+                    before.memory_bytes() - flags(&before),
+                    "{before:?}, {after:?}"
+                );
+
+                // What comes next allocates again.
+                let sum = describe(group, 1000);
+                let sum = group.prepare_all(vec![sum])?.into_iter().next().unwrap();
+                check_sums((me, ranks), &window, &mut [(1000, sum)])
+            });
+        }
+    }
+}
+
+#[test]
+fn reductions_that_can_overlap_have_inboxes_of_their_own() {
+    in_group(3, |group| {
+        let (me, len) = (group.rank(), 5000);
+        let window = group.window::<i32>(4 * len)?;
+        let mut operations = Vec::new();
+        for begin in [0, len, 2 * len, 3 * len] {
+            let builder = group.all_reduce::<i32>(len).output_into(&window, begin).in_place();
+            operations.push(builder.prepare()?);
+        }
+
+        for turn in 0..20 {
+            let value = |rank: Rank, index: usize| (turn * 1000 + rank.index() * 10 + index) as i32;
+            for index in 0..4 {
+                window.slice_mut(index * len..(index + 1) * len)?.fill(value(me, index));
+            }
+            // All are open at the same time.
+            let started: Result<Vec<_>, Error> =
+                operations.iter_mut().map(Operation::start).collect();
+            started?.into_iter().try_for_each(|start| start.wait())?;
+            for index in 0..4 {
+                let sum = Rank::all(3).map(|rank| value(rank, index)).sum::<i32>();
+                let part = window.slice(index * len..(index + 1) * len)?;
+                assert!(part.iter().all(|element| *element == sum), "turn {turn}, {index}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn stats_count_memory_by_kind() {
+    in_group(2, |group| {
+        group.barrier()?;
+        let bytes = |group: &Group, kind| {
+            let memory = group.stats().memory.into_iter().filter(|one| one.kind == kind);
+            memory.map(|one| one.bytes).sum::<u64>()
+        };
+        let data = |group: &Group| {
+            let kinds = [MemoryKind::Windows, MemoryKind::Buffers, MemoryKind::Inboxes];
+            kinds.map(|kind| bytes(group, kind))
+        };
+        assert_eq!(data(group), [0; 3]);
+
+        let window = group.window::<u8>(5000)?;
+        assert_eq!(data(group), [5000, 0, 0]);
+        // Only the root has an output.
+        let gather = group.gather::<u8>(Rank(1), 100_000).outputs(1).prepare()?;
+        let own = if group.rank() == Rank(1) { 200_000 } else { 0 };
+        assert_eq!(data(group), [5000, own, 0]);
+        let listed = gather.report().memory.iter().filter(|one| one.kind == MemoryKind::Buffers);
+        assert_eq!(listed.map(|one| one.bytes).sum::<u64>(), own);
+
+        drop(gather);
+        group.release(window)?;
+        assert_eq!(data(group), [0; 3]);
+
+        let heap = bytes(group, MemoryKind::Heap);
+        let sum = group.all_reduce::<u8>(10_000_000).prepare()?;
+        assert!(bytes(group, MemoryKind::Heap) >= heap + 20_000_000);
+        assert!(bytes(group, MemoryKind::Inboxes) >= 10_000_000);
+        drop(sum);
+        group.trim()?;
+        assert_eq!(group.trim()?, 0, "there is nothing left to give back");
+        assert_eq!(data(group), [0; 3]);
+        Ok(())
     });
 }

@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use super::plan::OperationPlan;
 use super::request::Target;
 use crate::error::Error;
-use crate::group::heap::{Allocation, Demand, FlagLanes, Heap, Pool};
+use crate::group::heap::{Allocation, Demand, FlagLanes, Heap, Pool, WrittenBytes};
 use crate::group::segment::{Fabrics, Keys, Segment};
+use crate::group::stats::{Held, MemoryKind};
 use crate::plan::Tier;
 use crate::run::buffers::{BufferId, Digest, FlagRegions, OperationBuffers, RankRegions};
 use crate::run::program::is_tiered;
@@ -44,6 +45,8 @@ pub(super) type Origins = BTreeMap<BufferId, Origin>;
 pub(super) struct Memory {
     /// The buffers of this rank, except those of the heap.
     sources: BTreeMap<BufferId, Segment>,
+    /// The buffers among them that Peerlane has allocated.
+    allocated: BTreeSet<BufferId>,
     /// The blocks of the heap for buffers, also for those that only other ranks have there.
     blocks: BTreeMap<BufferId, Segment>,
     pub(super) origins: Origins,
@@ -55,6 +58,8 @@ pub(super) struct Memory {
     demands: Vec<Demand>,
     /// The buffers that some rank has in the heap.
     heap_buffers: BTreeSet<BufferId>,
+    /// Other operations that write these bytes can have the same inbox.
+    written: Option<WrittenBytes>,
     allocation: Option<Allocation>,
 }
 
@@ -76,6 +81,7 @@ impl Memory {
         let gets = operation.gets;
         let mut sources = BTreeMap::new();
         let mut origins = Origins::new();
+        let mut allocated = BTreeSet::new();
         for buffer in operation.request.buffers() {
             let (given, exact) = match buffer {
                 BufferId::Output(_) => (outputs.next(), exact),
@@ -100,7 +106,10 @@ impl Memory {
                     origins.insert(buffer, Origin::Heap);
                     continue;
                 }
-                None => Segment::allocate(fabrics, bytes, &name)?,
+                None => {
+                    allocated.insert(buffer);
+                    Segment::allocate(fabrics, bytes, &name)?
+                }
             };
 
             // Only a plan with gets reads the input of a peer.
@@ -114,8 +123,19 @@ impl Memory {
         }
 
         let (blocks, buffers, flags, demands, heap_buffers) = Default::default();
-        let allocation = None;
-        Ok(Self { sources, blocks, origins, buffers, flags, demands, heap_buffers, allocation })
+        let (written, allocation) = (None, None);
+        Ok(Self {
+            sources,
+            allocated,
+            blocks,
+            origins,
+            buffers,
+            flags,
+            demands,
+            heap_buffers,
+            written,
+            allocation,
+        })
     }
 
     /// Records the blocks that the operation needs from the heap.
@@ -136,8 +156,11 @@ impl Memory {
             let wants = |rank: &Rank| origins[rank.index()].get(&buffer) == Some(&Origin::Heap);
             let ranks = Rank::all(origins.len()).filter(wants);
             let bytes = ranks.map(|rank| operation.block_bytes(rank, buffer)).max();
-            self.demands.push((Pool::Data, bytes.unwrap_or(0)));
+            let pool = if buffer == BufferId::Inbox { Pool::Inbox } else { Pool::Data };
+            self.demands.push((pool, bytes.unwrap_or(0)));
         }
+
+        self.written = written_bytes(operation);
 
         let network = [FlagLanes::Of(Tier::Network), FlagLanes::Across];
         let network = network.into_iter().filter(|_| is_tiered(&operation.plan));
@@ -158,7 +181,7 @@ impl Memory {
             return Vec::new();
         }
 
-        let (allocation, blocks) = match heap.allocate(&self.demands) {
+        let (allocation, blocks) = match heap.allocate(&self.demands, self.written.as_ref()) {
             Ok(allocated) => allocated,
             Err(missing) => return missing,
         };
@@ -167,7 +190,7 @@ impl Memory {
         let mut buffers = self.heap_buffers.iter();
         for (&(pool, _), block) in self.demands.iter().zip(blocks) {
             match pool {
-                Pool::Data => {
+                Pool::Data | Pool::Inbox => {
                     let buffer = *buffers.next().expect("one demand for each buffer");
                     self.blocks.insert(buffer, block);
                 }
@@ -181,6 +204,17 @@ impl Memory {
         Vec::new()
     }
 
+    /// Returns the bytes of a window by which the operation can share an inbox with others.
+    pub(super) fn written(&self) -> Option<&WrittenBytes> {
+        self.written.as_ref()
+    }
+
+    /// Returns the size of the inbox that the operation takes from the heap.
+    pub(super) fn heap_inbox_bytes(&self) -> u64 {
+        let inbox = self.demands.iter().find(|(pool, _)| *pool == Pool::Inbox);
+        inbox.map_or(0, |(_, bytes)| *bytes)
+    }
+
     /// Returns the memory for another plan of the same operation. Plans of one operation share
     /// buffers and flags, and have the same names for them.
     pub(super) fn shared(&self) -> Self {
@@ -192,6 +226,27 @@ impl Memory {
             flags: self.flags.clone(),
             ..Self::default()
         }
+    }
+
+    /// Returns the memory of this rank that Peerlane has allocated for the operation, by kind.
+    pub(super) fn held(&self) -> Vec<Held> {
+        let blocks = self.blocks.iter().map(|(buffer, block)| {
+            let kind = match buffer {
+                BufferId::Inbox => MemoryKind::Inboxes,
+                BufferId::Input(_) | BufferId::Output(_) => MemoryKind::Heap,
+            };
+            (kind, block)
+        });
+        let flags = self.flags.iter().flat_map(BTreeMap::values);
+        let flags = flags.map(|flags| (MemoryKind::Flags, flags));
+        let allocated = self.sources.iter().filter(|(buffer, _)| self.allocated.contains(buffer));
+        let allocated = allocated.map(|(_, segment)| (MemoryKind::Buffers, segment));
+
+        let held = blocks.chain(flags).chain(allocated).filter_map(|(kind, segment)| {
+            let (region, bytes) = segment.of(Tier::Local).or(segment.of(Tier::Network))?.memory();
+            Some(Held { kind, space: region.space(), bytes: bytes.end - bytes.start })
+        });
+        held.collect()
     }
 
     /// Returns whether a buffer of this rank is in memory of the host.
@@ -333,6 +388,23 @@ pub(super) fn check_windows(
         places[other], places[0]
     );
     Err(Error::new(ErrorKind::Mismatch, text).with_peer(rank))
+}
+
+/// Returns the bytes of a window that each start of the operation writes on every rank, if all
+/// starts write the same ones.
+///
+/// With two outputs in turn, peers may put into the inbox of a rank that has not entered the start.
+fn written_bytes(operation: &OperationPlan) -> Option<WrittenBytes> {
+    let window = operation.request.window(BufferId::OUTPUT)?;
+    let Target::Window(_, begin) = &operation.spec.target else { return None };
+    if operation.spec.resizable || operation.buffering.outputs() > 1 {
+        return None;
+    }
+
+    let begin = (begin * operation.spec.dtype.bytes()) as u64;
+    let lengths = Rank::all(operation.layout.ranks());
+    let least = lengths.map(|rank| operation.layout.output_bytes(rank)).min()?;
+    (least > 0).then(|| WrittenBytes { window: window.number, bytes: begin..begin + least })
 }
 
 /// Returns whether all ranks need a buffer of a similar size, so that one size for all wastes

@@ -60,6 +60,7 @@ pub use started::{OwnedStart, Started};
 use self::prepared::Prepared;
 use self::resize::Resizing;
 use super::report::Report;
+use super::stats::CountedBuffers;
 use super::window::{BegunStart, Inner, WindowUse};
 use crate::element::{DType, Element, Untyped};
 use crate::error::Error;
@@ -110,10 +111,11 @@ pub type UntypedOperation = Operation<Untyped>;
 
 /// What operations of all element types are made of.
 struct State {
+    /// Declared before `prepared`, whose drop tells that the operation uses no memory any more.
+    view: Arc<OperationBuffers>,
     prepared: Prepared,
     /// The last start that this rank has made on the host, enqueued or recorded.
     last: Start,
-    view: Arc<OperationBuffers>,
     report: Report,
     timeout: Duration,
     dtype: DType,
@@ -125,6 +127,7 @@ struct State {
     /// Declared before `uses`, because the starts of its other plans end when it is dropped.
     resizing: Option<Box<Resizing>>,
     uses: Option<WindowUse>,
+    _buffers: CountedBuffers,
 }
 
 /// A start of the host, and the time at which the group ends if it is not complete.

@@ -5,6 +5,7 @@
 //! rank has imported the buffers of callers, and that no rank needs a fallback or cannot record the
 //! operation into a graph.
 
+use std::cmp::Reverse;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -24,9 +25,10 @@ use super::request::{Method, OperationSpec};
 use super::resize::{Resizing, StartPlan};
 use crate::error::Error;
 use crate::group::agreement::{Offer, agree, blob, decode, encode};
-use crate::group::heap::{Demand, Dropped};
+use crate::group::heap::{Demand, Dropped, NewInboxes};
 use crate::group::options::check_label;
 use crate::group::report::{Fallback, PlanRange, Report};
+use crate::group::stats::{CountedBuffers, MemoryKind, summed};
 use crate::group::tracker::{PartCell, StartTracker};
 use crate::group::{Group, Setup};
 use crate::layout::Placement;
@@ -247,8 +249,17 @@ fn allocate(
 ) -> Result<(), Error> {
     loop {
         let heap = &mut group.heap;
-        let memories = preparations.iter_mut().map(|preparation| &mut preparation.memory);
-        let missing: Vec<Demand> = memories.flat_map(|memory| memory.allocate(heap)).collect();
+        // The operation with the largest inbox comes first, so that others can share its inbox.
+        let mut memories: Vec<_> = preparations.iter_mut().map(|one| &mut one.memory).collect();
+        memories.sort_by_key(|memory| Reverse(memory.heap_inbox_bytes()));
+        let mut missing: Vec<Demand> = Vec::new();
+        let mut inboxes = NewInboxes::default();
+        for memory in memories {
+            let demands = memory.allocate(heap);
+            let demands =
+                demands.into_iter().filter(|demand| inboxes.needs(*demand, memory.written()));
+            missing.extend(demands);
+        }
         if missing.is_empty() {
             return Ok(());
         }
@@ -569,7 +580,8 @@ impl Preparation {
         }
 
         let shorter = self.shorter.iter().map(|(range, _)| range.clone()).collect();
-        Ok(Report { shorter, ..report })
+        let memory = summed(self.memory.held(), group.setup.selection.device);
+        Ok(Report { shorter, memory, ..report })
     }
 
     /// Returns whether a graph can record the operation.
@@ -595,6 +607,10 @@ impl Preparation {
     /// windows.
     fn finish(mut self, group: &Group, report: Report, name: String) -> State {
         let allocation = Arc::new(Mutex::new(self.memory.take_allocation()));
+        let buffers = self.memory.held().into_iter();
+        let buffers = buffers.filter(|held| held.kind == MemoryKind::Buffers);
+        let buffers = buffers.map(|held| (held.space, held.bytes));
+        let buffers = CountedBuffers::new(&group.buffer_bytes, buffers);
         let shorter = std::mem::take(&mut self.shorter);
         let (prepared, local, operation) = self.executor(group, &name, &allocation);
 
@@ -637,6 +653,7 @@ impl Preparation {
             windows,
             uses,
             resizing,
+            _buffers: buffers,
         }
     }
 

@@ -82,6 +82,7 @@ pub(super) fn report(
         fallbacks,
         proof: operation.proof.to_string(),
         shorter: Vec::new(),
+        memory: Vec::new(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Opens and releases windows: each rank registers its region on every fabric, and imports the regions of the ranks that the fabric
-//! reaches.
+//! Opens and releases windows: each rank registers its region on every fabric, and imports the
+//! regions of the ranks that the fabric reaches.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::group::agreement::{Offer, agree, encode};
 use crate::group::runtime::Runtime;
 use crate::group::segment::{Segment, exchange};
 
-/// Up to this number, ranks compare call sites one by one. More are compared in as many ranges, so that an error can name the one
-/// that differs.
+/// Up to this number, ranks compare call sites one by one. More are compared in as many ranges, so
+/// that an error can name the one that differs.
 const NAMED_CALL_SITES_MAX: usize = 64;
 
 /// Returns the fields that ranks compare when they open a window, without its length.
@@ -24,7 +24,8 @@ pub(in crate::group) fn offer(dtype: DType) -> Offer {
     Offer::default().field("operation", "window").field("dtype", dtype)
 }
 
-/// Returns the fields that ranks compare when they open a window for call sites, without its length.
+/// Returns the fields that ranks compare when they open a window for call sites, without its
+/// length.
 pub(in crate::group) fn offer_for(dtype: DType, call_sites: &[CallSite]) -> Offer {
     let count = call_sites.len();
     let offer = Offer::default().field("operation", "window for call sites").field("dtype", dtype);
@@ -55,10 +56,12 @@ pub(in crate::group) fn open(
     wanted: Result<(Offer, u64), Error>,
 ) -> Result<Arc<Inner>, Error> {
     group.runtime.life.check()?;
-    // It counts when the ranks have agreed. A rank that refuses the call does not know which count would change.
+    // It counts when the ranks have agreed. A rank that refuses the call does not know which count
+    // would change.
     let number = group.windows + 1;
     let (fabrics, runtime) = (group.fabrics(), Arc::clone(&group.runtime));
     let name = format!("window {number}");
+    let is_allocated = given.is_none();
     let own = wanted.and_then(|(offer, bytes)| {
         let offer = offer.field("window_bytes", bytes);
         let segment = match given {
@@ -71,7 +74,13 @@ pub(in crate::group) fn open(
     let segments = exchange(&runtime, fabrics, &name, own, deadline)?;
     group.windows = number;
     let segment = segments.into_iter().next().expect("one segment was exchanged");
-    Ok(Arc::new(Inner { number, segment, users: Arc::clone(&group.users), runtime }))
+    let window = Arc::new(Inner { number, segment, users: Arc::clone(&group.users), runtime });
+
+    group.allocated_windows.retain(|window| window.strong_count() > 0);
+    if is_allocated {
+        group.allocated_windows.push(Arc::downgrade(&window));
+    }
+    Ok(window)
 }
 
 /// A window whose release has failed, and the reason.
@@ -79,7 +88,8 @@ pub(in crate::group) type Refused = (Arc<Inner>, Error);
 
 /// Gives the memory of a window back on every rank. If a rank still uses the window, all keep it.
 ///
-/// If the release fails, the group keeps the memory besides the caller, who may drop the window while a peer can still write to it.
+/// If the release fails, the group keeps the memory besides the caller, who may drop the window
+/// while a peer can still write to it.
 pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<(), Refused> {
     // The reference that an earlier try has left is not a use of the window.
     group.unreleased.retain(|kept| !Arc::ptr_eq(kept, &inner));
@@ -96,7 +106,8 @@ pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<
 
 /// Releases a window in two agreements.
 ///
-/// After the first one no rank uses the window any more, so each ends its imports. After the second one all have.
+/// After the first one no rank uses the window any more, so each ends its imports. After the second
+/// one all have.
 fn release_everywhere(group: &mut Group, inner: Arc<Inner>) -> Result<(), Refused> {
     if let Err(ended) = group.runtime.life.check() {
         return Err((inner, ended));
@@ -111,12 +122,13 @@ fn release_everywhere(group: &mut Group, inner: Arc<Inner>) -> Result<(), Refuse
         return Err((inner, error));
     }
 
-    // No rank has a channel over the window any more, so what a dropped channel kept closed is gone.
+    // No rank has a channel over the window any more, so what a dropped channel kept closed is
+    // gone.
     group.users.remove_window(inner.number);
     let inner = Arc::into_inner(inner).expect("nothing else uses the window");
-    let inner = Inner { segment: inner.segment.without_imports(), ..inner };
+    let inner = Arc::new(Inner { segment: inner.segment.without_imports(), ..inner });
     let ended = agree(&runtime, &format!("{label}, imports"), Ok(Offer::default()), deadline);
-    ended.map(drop).map_err(|error| (Arc::new(inner), error))
+    ended.map(drop).map_err(|error| (inner, error))
 }
 
 /// Refuses a window of another group, and one that an operation or a channel of this rank uses.
