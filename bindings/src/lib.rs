@@ -8,4 +8,5 @@ mod stream;
 
 pub use fork::check_process;
 pub use operation::{AnyOperation, Request};
+pub use report::stats_json;
 pub use stream::Stream;

@@ -1,8 +1,21 @@
 //! Writes the report of an operation as JSON.
 
-use peerlane::group::Report;
+use peerlane::group::{GroupStats, MemoryUse, Report};
+use peerlane::hal::Space;
 use peerlane::planning::Form;
 use serde_json::{Value, json};
+
+/// Returns the memory of one kind as JSON. `device` is null for memory of the host.
+fn memory_json(one: &MemoryUse) -> Value {
+    let space = if one.space == Space::Host { "host" } else { "device" };
+    json!({ "kind": one.kind.name(), "bytes": one.bytes, "space": space, "device": one.device })
+}
+
+/// Returns what a group holds as one JSON object.
+pub fn stats_json(stats: &GroupStats) -> String {
+    let memory = stats.memory.iter().map(memory_json).collect::<Vec<_>>();
+    json!({ "memory": memory }).to_string()
+}
 
 /// Returns the report as JSON, with the fields of the JSON lines of the program `peerlane`.
 pub(crate) fn json(report: &Report) -> Value {
@@ -28,6 +41,7 @@ pub(crate) fn json(report: &Report) -> Value {
         "collective": report.collective.to_string(), "algorithm": report.algorithm.to_string(), "ranks": report.ranks,
         "chunks": report.chunks, "outputs": report.outputs, "capturable": report.capturable,
         "input_bytes": report.input_bytes, "output_bytes": report.output_bytes, "total_bytes": report.total_bytes,
+        "memory": report.memory.iter().map(memory_json).collect::<Vec<_>>(),
         "lanes": lanes.collect::<Vec<_>>(), "tiers": tiers.collect::<Vec<_>>(),
         "fallbacks": report.fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>(), "proof": report.proof,
     })

@@ -27,7 +27,11 @@ int main() try {
             for (std::size_t at = 0; at < ranks * count; at++) EXPECT(output[at] == static_cast<float>(at / count * 10));
         }
         EXPECT(!gather.report().empty());
+        EXPECT(gather.report().find("\"memory\":[{") != std::string::npos);
+        EXPECT(group.stats().find("\"kind\":\"heap\"") != std::string::npos);
     }
+    EXPECT(group.trim() > 0);
+    EXPECT(group.trim() == 0 && group.stats().find("\"kind\":\"heap\"") == std::string::npos);
     {
         using Complex = std::complex<float>;
         auto gather = group.prepare(peerlane::operation_options(PEERLANE_COLLECTIVE_ALL_GATHER, peerlane::dtype<Complex>, 3));

@@ -385,6 +385,24 @@ peerlane_status peerlane_group_selection(const peerlane_group *group, char *buff
 // Waits until all ranks have called it. Collective.
 peerlane_status peerlane_group_barrier(peerlane_group *group);
 
+// Writes the memory that the group holds on this rank to `buffer` as one JSON object, as
+// `peerlane_group_selection` writes its text.
+//
+// `memory` is a list with an object for each kind of memory. Its fields are `kind` (`heap`,
+// `inboxes`, `flags`, `windows` or `buffers`), `bytes`, `space` (`host` or `device`), and
+// `device`, the number of the GPU or null.
+//
+// # Safety
+// `buffer` is NULL or has `size` bytes.
+peerlane_status peerlane_group_stats(peerlane_group *group, char *buffer, size_t size);
+
+// Releases the memory of the heap that no operation uses any more, and writes the number of bytes
+// of this rank to `bytes`, which may be NULL. Collective.
+//
+// # Safety
+// `bytes` is NULL or points to a number.
+peerlane_status peerlane_group_trim(peerlane_group *group, uint64_t *bytes);
+
 // Returns the error that has ended the group, or `PEERLANE_STATUS_OK`. It does not wait,
 // also while another thread uses the group.
 peerlane_status peerlane_group_check(const peerlane_group *group);

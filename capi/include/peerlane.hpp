@@ -246,6 +246,18 @@ public:
     void close() { check(peerlane_group_close(owner_.take())); }
     peerlane_group *get() const noexcept { return owner_.get(); }
 
+    /// Returns what the group holds on this rank as one JSON object.
+    std::string stats() const {
+        return detail::text([this](char *buffer, std::size_t size) { return peerlane_group_stats(get(), buffer, size); });
+    }
+
+    /// Releases the memory of the heap that no operation uses, and returns its bytes. Collective.
+    std::uint64_t trim() {
+        std::uint64_t bytes = 0;
+        check(peerlane_group_trim(get(), &bytes));
+        return bytes;
+    }
+
     std::string selection() const {
         return detail::text([this](char *buffer, std::size_t size) { return peerlane_group_selection(get(), buffer, size); });
     }

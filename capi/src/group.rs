@@ -9,6 +9,7 @@ use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::{HubOptions, TcpBootstrap};
 use peerlane::group::GroupEnd;
 use peerlane::{Backend, Deadline, Group, OpenOptions, Rank, Window};
+use peerlane_bindings::stats_json;
 
 use crate::handle::{Table, clear, lock};
 use crate::status::{Failure, Status, call};
@@ -332,6 +333,46 @@ pub unsafe extern "C" fn peerlane_group_selection(
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_group_barrier(group: *mut GroupHandle) -> Status {
     call(|| GROUPS.get(group.addr())?.with(|group| Ok(group.barrier()?)))
+}
+
+/// Writes the memory that the group holds on this rank to `buffer` as one JSON object, as
+/// `peerlane_group_selection` writes its text.
+///
+/// `memory` is a list with an object for each kind of memory. Its fields are `kind` (`heap`,
+/// `inboxes`, `flags`, `windows` or `buffers`), `bytes`, `space` (`host` or `device`), and
+/// `device`, the number of the GPU or null.
+///
+/// # Safety
+/// `buffer` is NULL or has `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_group_stats(
+    group: *mut GroupHandle,
+    buffer: *mut c_char,
+    size: usize,
+) -> Status {
+    call(|| {
+        let stats = GROUPS.get(group.addr())?.with(|group| Ok(stats_json(&group.stats())))?;
+        // SAFETY: the contract of this function says that `buffer` is NULL or has `size` bytes.
+        unsafe { text_into(&stats, buffer, size) }
+    })
+}
+
+/// Releases the memory of the heap that no operation uses any more, and writes the number of bytes
+/// of this rank to `bytes`, which may be NULL. Collective.
+///
+/// # Safety
+/// `bytes` is NULL or points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_group_trim(group: *mut GroupHandle, bytes: *mut u64) -> Status {
+    call(|| {
+        let trimmed = GROUPS.get(group.addr())?.with(|group| Ok(group.trim()?))?;
+        if !bytes.is_null() {
+            // SAFETY: it is not NULL, and the contract of this function says that it points to a
+            // number then.
+            unsafe { bytes.write(trimmed) };
+        }
+        Ok(())
+    })
 }
 
 /// Returns the error that has ended the group, or `PEERLANE_STATUS_OK`. It does not wait,

@@ -194,6 +194,18 @@ class Group:
         self._calls.finish()
         self._calls.arena.settled().barrier()
 
+    def stats(self) -> dict[str, Any]:
+        """Returns what the group holds on this rank: `memory` is a list with `kind`, `bytes`, `space` and `device`.
+
+        Kinds are `heap`, `inboxes`, `flags`, `windows` and `buffers`.
+        """
+        return json.loads(self._native.stats())
+
+    def trim(self) -> int:
+        """Releases the memory of the heap that no operation uses any more, and returns its bytes on this rank. Collective."""
+        self._calls.finish()
+        return self._calls.arena.settled().trim()
+
     def check(self) -> None:
         """Raises the error with which the group has ended, if it has. It does not wait."""
         self._native.check()

@@ -16,7 +16,7 @@ use peerlane::hal::{BackendId, Space};
 use peerlane::{
     Backend, BlockLens, DType, Deadline, Error, GroupOptions, OpenOptions, Operator, Rank,
 };
-use peerlane_bindings::{Request, check_process};
+use peerlane_bindings::{Request, check_process, stats_json};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -401,6 +401,16 @@ impl Group {
     /// Waits until all ranks have called it.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         self.long(py, peerlane::Group::barrier)
+    }
+
+    /// Returns what the group holds as one JSON object.
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        self.long(py, |group| Ok(stats_json(&group.stats())))
+    }
+
+    /// Releases the memory of the heap that no operation uses, and returns its number of bytes.
+    fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        self.long(py, peerlane::Group::trim)
     }
 
     /// Tells the other ranks that this rank refuses the arguments of the call that they make, which

@@ -268,6 +268,26 @@ def test_parts_of_a_group():
     peerlane.spawn(parts_of_a_group, 4)
 
 
+def memory_is_counted_and_released(group):
+    group.barrier()
+    held = lambda: {one["kind"]: one["bytes"] for one in group.stats()["memory"]}  # noqa: E731
+    before = held()
+    assert all(one["space"] == "host" and one["device"] is None for one in group.stats()["memory"])
+    operation = group.prepare("all-reduce", "f32", 1 << 20)
+    kinds = {one["kind"] for one in operation.report()["memory"]}
+    assert {"heap", "inboxes", "flags"} <= kinds
+    during = held()
+    assert during["inboxes"] >= 4 << 20 and during["heap"] >= before.get("heap", 0) + (8 << 20)
+    del operation
+    assert group.trim() >= 12 << 20
+    assert held().get("inboxes", 0) == before.get("inboxes", 0)
+    assert group.trim() == 0
+
+
+def test_memory_is_counted_and_released():
+    peerlane.spawn(memory_is_counted_and_released, 2)
+
+
 def memory_is_used_again(group):
     kept = []
     random = numpy.random.default_rng(3)
