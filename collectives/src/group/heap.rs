@@ -15,10 +15,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use peerlane_hal::{Deadline, Fabric, PeerMemory, Region, Role, Space as MemorySpace};
+use peerlane_hal::{Deadline, Fabric, PeerMemory, Rank, Region, Role, Space as MemorySpace};
 
 use crate::error::Error;
-use crate::group::agreement::Offer;
+use crate::group::agreement::{Offer, decode};
 use crate::group::runtime::Runtime;
 use crate::group::segment::{Fabrics, Segment, exchange};
 use crate::group::stats::{Held, MemoryKind};
@@ -237,6 +237,12 @@ fn padded(bytes: u64) -> u64 {
 /// An allocation that this rank has dropped: its number, and the last epoch that its flags were
 /// signalled in.
 pub(in crate::group) type Dropped = (u64, u64);
+
+/// Decodes the lists of dropped allocations that all ranks have offered as their first blob.
+pub(in crate::group) fn dropped_lists(offers: &[Offer]) -> Result<Vec<Vec<Dropped>>, Error> {
+    let lists = Rank::all(offers.len()).zip(offers);
+    lists.map(|(peer, offer)| decode("dropped allocations", offer, peer, 0)).collect()
+}
 
 /// Memory of every rank, from which operations get flags, inputs and outputs.
 #[derive(Default)]
@@ -531,19 +537,20 @@ impl Heap {
         spaces.flat_map(|(_, space)| space.take_unused()).collect()
     }
 
-    /// Returns the bytes of the segments of this heap, and those of their blocks, by kind.
+    /// Returns the size of each segment that this heap has allocated.
     pub(in crate::group) fn held(&self) -> Vec<Held> {
         let mut held = Vec::new();
         for (pool, space) in &self.spaces {
+            let kind = match pool {
+                Pool::Data => MemoryKind::Heap,
+                Pool::Inbox => MemoryKind::Inboxes,
+                Pool::Flags { .. } => MemoryKind::Flags,
+            };
+
             let own = space.segments.iter().zip(&space.segment_bytes).skip(space.foreign);
             for (segment, &bytes) in own.filter(|(_, bytes)| **bytes > 0) {
                 let regions = segment.of(Tier::Local).or(segment.of(Tier::Network));
                 let memory = regions.map_or(MemorySpace::Host, |one| one.local().space());
-                let kind = match pool {
-                    Pool::Data => MemoryKind::Heap,
-                    Pool::Inbox => MemoryKind::Inboxes,
-                    Pool::Flags { .. } => MemoryKind::Flags,
-                };
                 held.push(Held { kind, space: memory, bytes });
             }
         }

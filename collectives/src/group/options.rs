@@ -231,7 +231,7 @@ impl GroupOptions {
         self.open_with(Box::new(bootstrap), DynFabric::new(local), Some(network))
     }
 
-    /// Sets the kind of engines as another group has it.
+    /// Sets the kind of engines of another group, or none.
     pub(super) fn inherited_engine(mut self, engine: Option<String>) -> Self {
         self.engine = engine;
         self

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Weak};
 
-use peerlane_hal::{Deadline, Rank, Region as _};
+use peerlane_hal::{Deadline, Region as _};
 
 use super::Group;
-use super::agreement::{Offer, agree, decode, encode};
-use super::heap::Dropped;
+use super::agreement::{Offer, agree, encode};
+use super::heap::dropped_lists;
 use super::stats::{GroupStats, Held, MemoryKind, summed};
 use super::window::Inner;
 use crate::error::Error;
@@ -65,10 +65,7 @@ impl Group {
         let offer = Offer::default().blob(encode(&dropped));
         let offers = agree(&runtime, "trim", Ok(offer), deadline)?;
 
-        let lists = Rank::all(offers.len()).zip(&offers);
-        let lists = lists.map(|(peer, offer)| decode("dropped allocations", offer, peer, 0));
-        let lists: Vec<Vec<Dropped>> = lists.collect::<Result<_, Error>>()?;
-        self.heap.free_dropped(&lists, own_dropped);
+        self.heap.free_dropped(&dropped_lists(&offers)?, own_dropped);
 
         // Each rank ends its imports, and keeps its own memory until all have done so.
         let unused = self.heap.take_unused().into_iter();

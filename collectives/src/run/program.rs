@@ -336,7 +336,8 @@ impl BoundSteps {
     }
 }
 
-/// Returns how many of the first steps are additions to one chunk, or else 1.
+/// Returns the number of steps at the beginning that add to one chunk, or 1 if the first step adds
+/// nothing.
 fn addition_len(steps: &[Step]) -> usize {
     let Some(Step::Reduce { cell: first, .. }) = steps.first() else { return 1 };
     let adds = |step: &&Step| matches!(step, Step::Reduce { cell, .. } if cell == first);

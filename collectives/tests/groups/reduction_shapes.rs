@@ -17,7 +17,7 @@ use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
 
-use crate::support::group;
+use crate::support::group::{self, placed};
 use crate::support::ranks::{Host, in_flat_group, in_group};
 
 /// An integer whose sums wrap.
@@ -169,15 +169,7 @@ fn random_starts<T: Integer>(group: &mut Host, seed: u64) -> Result<(), Error> {
     if let Some(chunks) = chunks {
         builder = builder.chunks(chunks);
     }
-    if in_place {
-        builder = builder.in_place();
-    }
-    if windows {
-        builder = builder.output_into(&target, 0);
-        if !in_place {
-            builder = builder.input_from(&source, 0);
-        }
-    }
+    let builder = placed(builder, windows.then_some([&source, &target]), in_place);
     let mut operation = builder.prepare()?;
 
     for start in 0..12 {

@@ -11,7 +11,7 @@ use peerlane_collectives::plan::Algorithm;
 use peerlane_hal::{ErrorKind, LinkKind, Rank};
 use peerlane_host as host;
 
-use crate::support::group::in_group;
+use crate::support::group::{in_group, placed};
 
 const LEN_MAX: usize = 300;
 
@@ -80,17 +80,9 @@ fn random_starts(group: &mut Group, seed: u64) -> Result<(), Error> {
     let window_len = LEN_MAX * ranks + 50;
     let [source, target] = [group.window::<i32>(window_len)?, group.window::<i32>(window_len)?];
     let lens: BlockLens = if uneven { prepared.clone().into() } else { prepared[0].into() };
-    let mut builder =
+    let builder =
         group.operation::<i32>(collective, lens).algorithm(algorithm).chunks(chunks).resizable();
-    if in_place {
-        builder = builder.in_place();
-    }
-    if windows {
-        builder = builder.output_into(&target, 0);
-        if !in_place {
-            builder = builder.input_from(&source, 0);
-        }
-    }
+    let builder = placed(builder, windows.then_some([&source, &target]), in_place);
     let mut operation = builder.prepare()?;
     for start in 0..20 {
         let lens: Vec<usize> = match uneven {

@@ -749,7 +749,8 @@ mod tests {
         }
     }
 
-    /// A shorter input can have a longer part, so the inbox of the longest one may be too small.
+    /// A shorter input can have a longer part, for which the inbox of the longest input may be too
+    /// small.
     #[test]
     fn the_inbox_of_a_resizable_all_reduce_holds_every_shorter_start() {
         let mut is_longer = false;

@@ -15,8 +15,8 @@ use super::{Channel, ChannelReport, ChannelSide, invalid, words_of_rank};
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::Group;
-use crate::group::agreement::{Offer, agree, decode, encode};
-use crate::group::heap::{Demand, Dropped, FlagLanes, Pool};
+use crate::group::agreement::{Offer, agree, encode};
+use crate::group::heap::{Demand, FlagLanes, Pool, dropped_lists};
 use crate::group::report::{Fallback, LaneReport, LinkReport};
 use crate::group::runtime::Runtime;
 use crate::group::segment::{Fabrics, Segment, connects};
@@ -89,10 +89,7 @@ fn open<T: Element>(
     let (used, engines, report) = opened?;
 
     // A block of the heap is free when all ranks have dropped it, so all ranks free the same ones.
-    let dropped = Rank::all(ranks).zip(&offers);
-    let dropped = dropped.map(|(peer, offer)| decode("dropped allocations", offer, peer, 0));
-    let dropped: Vec<Vec<Dropped>> = dropped.collect::<Result<_, Error>>()?;
-    group.heap.free_dropped(&dropped, own_dropped);
+    group.heap.free_dropped(&dropped_lists(&offers)?, own_dropped);
 
     let is_tiered = group.setup.network.is_some();
     let signals = signals as u64;

@@ -30,6 +30,8 @@ pub(in crate::group) fn offer_for(dtype: DType, call_sites: &[CallSite]) -> Offe
     let count = call_sites.len();
     let offer = Offer::default().field("operation", "window for call sites").field("dtype", dtype);
     let mut offer = offer.field("call_sites", count);
+
+    // An error then names the call site that differs.
     if count <= NAMED_CALL_SITES_MAX {
         for (index, call_site) in call_sites.iter().enumerate() {
             let CallSite { name, bytes, first_use, last_use } = call_site;
@@ -41,6 +43,7 @@ pub(in crate::group) fn offer_for(dtype: DType, call_sites: &[CallSite]) -> Offe
         }
         return offer;
     }
+
     let len = count.div_ceil(NAMED_CALL_SITES_MAX);
     for (index, range) in call_sites.chunks(len).enumerate() {
         let (first, last) = (index * len, index * len + range.len() - 1);

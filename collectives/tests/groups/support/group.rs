@@ -1,8 +1,9 @@
 //! Runs ranks as threads in one group over the host backend.
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
+use peerlane_collectives::element::Element;
 use peerlane_collectives::error::Error;
-use peerlane_collectives::group::Group;
+use peerlane_collectives::group::{Group, OperationBuilder, Window};
 use peerlane_host as host;
 
 /// Runs `body` on each rank of a group, closes the group, and returns what the ranks have returned.
@@ -18,4 +19,18 @@ pub(crate) fn in_group<R: Send>(
         Ok(result)
     });
     results.unwrap()
+}
+
+/// Places an operation in two windows, for its input and its output, or in buffers of its own.
+pub(crate) fn placed<'g, T: Element>(
+    builder: OperationBuilder<'g, T>,
+    windows: Option<[&Window<T>; 2]>,
+    in_place: bool,
+) -> OperationBuilder<'g, T> {
+    let builder = if in_place { builder.in_place() } else { builder };
+    match windows {
+        None => builder,
+        Some([_, output]) if in_place => builder.output_into(output, 0),
+        Some([input, output]) => builder.output_into(output, 0).input_from(input, 0),
+    }
 }

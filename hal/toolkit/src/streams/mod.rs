@@ -455,7 +455,11 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
         self.state.check()?;
         let _entered = self.context.enter()?;
         stream.check(&*self.context)?;
-        stream.capture(&*self.context)
+        // Most starts are not captured, and the number of a capture costs more to find.
+        match stream.is_capturing(&*self.context)? {
+            true => stream.capture(&*self.context),
+            false => Ok(CaptureState::None),
+        }
     }
 
     fn fork(&mut self, from: &dyn Any) -> Result<(), D::Error> {

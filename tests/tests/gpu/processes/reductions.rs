@@ -217,6 +217,17 @@ impl Book {
         if bytes == 0 { Ok(()) } else { stream.copy_in(input, &self.sent, offset, bytes) }
     }
 
+    /// Copies new numbers to the input of the operation.
+    fn fill_input(
+        &mut self,
+        test_rank: &mut TestRank,
+        stream: &CallerStream,
+        operation: &Operation<u32>,
+    ) -> Outcome {
+        let input = address(&operation.input_memory().map_err(unexpected)?);
+        self.fill(test_rank, stream, input)
+    }
+
     /// Runs a start of the host.
     fn run(
         &mut self,
@@ -224,8 +235,7 @@ impl Book {
         stream: &CallerStream,
         operation: &mut Operation<u32>,
     ) -> Outcome {
-        let input = address(&operation.input_memory().map_err(unexpected)?);
-        self.fill(test_rank, stream, input)?;
+        self.fill_input(test_rank, stream, operation)?;
         stream.finish()?;
         operation.run().map_err(unexpected)?;
         let output = operation.output_memory();
@@ -247,8 +257,7 @@ impl Book {
         stream: &CallerStream,
         operation: &mut Operation<u32>,
     ) -> Outcome {
-        let input = address(&operation.input_memory().map_err(unexpected)?);
-        self.fill(test_rank, stream, input)?;
+        self.fill_input(test_rank, stream, operation)?;
         let lease = operation.start_on(&stream.for_starts()).map_err(unexpected)?;
         self.take(stream, address(&lease.output()))
     }
