@@ -362,6 +362,27 @@ impl LifeCycle {
         (cause, me, format!("the engine of rank {me} failed: {error}"))
     }
 
+    /// Ends the group if an engine has failed in what `name` names, and returns the error for the
+    /// caller.
+    pub(super) fn fail(&self, name: &str, error: Error) -> Error {
+        // After a timeout or an invalid argument the engine can go on, so the group does not end.
+        if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::InvalidArgument)
+            || self.check().is_err()
+        {
+            return self.check().err().unwrap_or(error);
+        }
+
+        let (cause, peer, text) = self.cause_of_engine(&error);
+        self.raise(AbortRecord {
+            cause,
+            by: Some(self.bootstrap.rank()),
+            operation: name.to_owned(),
+            phase: "engine".to_owned(),
+            ..AbortRecord::timeout(Some(peer), format!("{name}: {text}"))
+        });
+        self.check().err().unwrap_or(error)
+    }
+
     /// Ends the group, and waits until the bootstrap has delivered the record.
     pub(super) fn raise(&self, record: AbortRecord) {
         self.begin_raise(record);

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | open a group | [`Group::open`], or [`GroupOptions`] |
 //! | prepare an operation once | [`Group::all_gather`] and its siblings, then [`OperationBuilder::prepare`] |
+//! | run a collective on any memory without preparation | [`Group::immediate`] |
 //! | run it many times | [`Operation::input_mut`], [`Operation::run`], [`Operation::output`] |
 //! | do something else meanwhile | [`Operation::start`] on the host, [`Operation::start_on`] on a stream |
 //! | change lengths and places between starts | [`OperationBuilder::resizable`] and [`Operation::resize`] |
@@ -37,6 +38,7 @@
 // | `mod.rs`, `options.rs` | [`Group`], and the options to open it |
 // | `split.rs` | smaller groups over the fabrics of a group |
 // | `operation/` | operations: description, plan, preparation, starts |
+// | `immediate/` | calls that need no preparation by the caller |
 // | `window/`, `buffer.rs`, `registration.rs` | registered memory, shared by operations or given to one |
 // | `agreement.rs` | the exchange in which all ranks compare what must be equal |
 // | `identity.rs` | the names of a group and of its ranks in errors |
@@ -71,6 +73,7 @@ mod engines;
 mod event;
 mod heap;
 mod identity;
+mod immediate;
 mod life;
 mod links;
 mod network;
@@ -106,6 +109,7 @@ use driver::Membership;
 pub use end::GroupEnd;
 pub use engines::EngineKind;
 use heap::{Allocation, Demand, Heap};
+pub use immediate::{Immediate, ImmediateStart, Input, Output, WindowPart};
 pub use life::GroupState;
 use life::{Close, Closed};
 use operation::Proofs;
@@ -119,7 +123,7 @@ use runtime::Runtime;
 use segment::{Fabrics, Segment};
 pub use selection::Selection;
 use stats::BufferBytes;
-pub use stats::{GroupStats, MemoryKind, MemoryUse};
+pub use stats::{CallCounts, GroupStats, MemoryKind, MemoryUse};
 use window::WindowUses;
 pub use window::{Unreleased, Window, WindowSlice, WindowSliceMut};
 
@@ -173,8 +177,7 @@ pub struct Group {
     buffer_bytes: Arc<BufferBytes>,
     proofs: Proofs,
     barrier: Option<Operation<u8>>,
-    /// Operations that were started without a call of `prepare`.
-    kept: Vec<operation::Kept>,
+    immediate: immediate::Calls,
 }
 
 /// What does not change while a group is open.
@@ -217,7 +220,7 @@ impl Group {
             allocated_windows: Vec::new(),
             buffer_bytes: Arc::default(),
             barrier: None,
-            kept: Vec::new(),
+            immediate: immediate::Calls::default(),
         }
     }
 
@@ -463,7 +466,7 @@ impl Group {
     /// The reason why the group had ended, or the rank that did not come in time.
     pub fn close(mut self) -> Result<(), Error> {
         self.barrier = None;
-        self.kept.clear();
+        self.immediate.clear();
         self.runtime.life.check()?;
 
         let deadline = Deadline::after(self.runtime.life.timeout);
@@ -503,7 +506,7 @@ impl Setup {
 impl Drop for Group {
     fn drop(&mut self) {
         self.barrier = None;
-        self.kept.clear();
+        self.immediate.clear();
 
         // A forked child leaves the group to its parent.
         if self.runtime.driver.is_of_parent() {

@@ -69,6 +69,8 @@ pub struct GroupStats {
     /// The memory that the group has allocated, by kind; without memory of the caller, and without
     /// the parts of a heap that a [split](super::Group::split) group has from the group before.
     pub memory: Vec<MemoryUse>,
+    /// The counts of [immediate calls](super::Group::immediate).
+    pub immediate: CallCounts,
 }
 
 impl GroupStats {
@@ -76,6 +78,23 @@ impl GroupStats {
     pub fn memory_bytes(&self) -> u64 {
         self.memory.iter().map(|one| one.bytes).sum()
     }
+}
+
+/// Counts the immediate calls of a group on this rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallCounts {
+    /// The number of calls.
+    pub calls: u64,
+    /// The number of calls that found an operation that was prepared before.
+    pub hits: u64,
+    /// The number of calls in which this rank copied between memory of the caller and memory of the
+    /// group.
+    pub copied: u64,
+    /// The number of operations that are kept now.
+    pub operations: usize,
+    /// The number of bytes of the memory for copies.
+    pub copy_bytes: u64,
 }
 
 /// Some bytes of one kind, in one kind of memory.

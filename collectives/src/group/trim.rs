@@ -29,7 +29,8 @@ impl Group {
         let held = self.heap.held().into_iter();
         let held = held.chain(held_by_windows(&self.allocated_windows));
         let held = held.chain(self.buffer_bytes.held());
-        GroupStats { memory: summed(held, self.setup.selection.device) }
+        let memory = summed(held, self.setup.selection.device);
+        GroupStats { memory, immediate: self.immediate.counts() }
     }
 
     /// Releases the memory of the heap that no operation uses any more, and returns the number of

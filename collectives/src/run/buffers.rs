@@ -302,6 +302,12 @@ impl RankRegions {
         At { region: &part.region, offset: part.offset + offset }
     }
 
+    /// Returns a place in the buffer of a peer, if this rank has imported it.
+    pub(crate) fn peer_at(&self, peer: Rank, offset: u64) -> Option<At<'_, DynImport>> {
+        let part = self.peers.get(peer.index())?.as_ref()?;
+        Some(At { region: &part.region, offset: part.offset + offset })
+    }
+
     /// Returns a flag of this rank. The buffer must begin at an aligned word.
     pub(crate) fn local_flag(&self, word: u64) -> Flag<'_, DynRegion> {
         let At { region, offset } = self.local_at(word * WORD_BYTES);

@@ -241,6 +241,14 @@ impl Executor {
             );
         }
 
+        // A stream would go on before a thread has added.
+        if self.lanes.first().is_some_and(Lane::adds_by_thread) {
+            return refuse(
+                "the processor adds the contributions, because the engines cannot, and a stream cannot wait for that; \
+                 use `start`",
+            );
+        }
+
         if self.options.strict && self.is_driven() {
             return refuse(
                 "strict is set, but `start_on` needs a progress thread for the lanes whose engines \

@@ -71,6 +71,11 @@ impl Lane {
         caps.polled || !caps.queued_wait || self.adder == Adder::Thread
     }
 
+    /// Returns whether a thread makes additions of the lane.
+    pub(crate) fn adds_by_thread(&self) -> bool {
+        self.adder == Adder::Thread && self.program.adds()
+    }
+
     /// Has [`drive`](Self::drive) submit the commands of captured starts, too.
     pub(crate) fn arm(&mut self) {
         self.armed.get_or_insert(0);

@@ -12,6 +12,7 @@
 //! | `files` | files of the caller that cannot be registered, and what a registered one shows |
 //! | `group_end` | a caller that calls nothing else learns that its group has ended |
 //! | `heap` | operations use the blocks of the heap again; with a limit of descriptors in a process of its own |
+//! | `immediate` | calls on any memory that need no preparation, beside a model |
 //! | `matrices` | ranges of columns of matrices, on engines with rows and without |
 //! | `mixed` | measures a short operation behind a long one |
 //! | `order` | ranks that make calls in different orders learn so, and late ranks are not blamed |
@@ -40,6 +41,7 @@ mod engines;
 mod files;
 mod group_end;
 mod heap;
+mod immediate;
 mod matrices;
 mod mixed;
 mod order;

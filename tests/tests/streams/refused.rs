@@ -8,7 +8,7 @@ use peerlane_hal::ErrorKind;
 use peerlane_host as host;
 use peerlane_tests::middleware::{DowngradeLayer, Stream, StreamLayer, Wrapped};
 
-use crate::support::{LONG, in_group};
+use crate::support::{BLOCK_BYTES, LONG, in_group};
 
 struct Foreign;
 
@@ -65,4 +65,27 @@ fn any_stream_where_waits_cannot_be_queued() {
     let (kind, text) = &refused.unwrap()[0];
     assert_eq!(*kind, ErrorKind::InvalidArgument);
     assert_snapshot!(text, @"the engines cannot queue waits, which a start on a stream needs; use `start`");
+}
+
+/// The engines of this layer cannot add, so the processor does.
+#[test]
+fn an_addition_that_a_stream_cannot_wait_for_is_refused() {
+    for ranks in [1, 2, 3] {
+        in_group(ranks, LONG, |mut group| {
+            let mut reduce = group.all_reduce::<u8>(BLOCK_BYTES).prepare().unwrap();
+            let error = reduce.start_on(&Stream::new()).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(
+                error.to_string().starts_with("the processor adds the contributions"),
+                "{error}"
+            );
+
+            // Nothing has started, and the host can make the start.
+            reduce.input_mut().unwrap().fill(1);
+            reduce.run().unwrap();
+            assert_eq!(reduce.output().unwrap(), [ranks as u8; BLOCK_BYTES]);
+            drop(reduce);
+            group.close().unwrap();
+        });
+    }
 }

@@ -44,7 +44,6 @@ use super::life::LifeCycle;
 use super::report::{Fallback, LaneReport};
 use super::runtime::Runtime;
 use super::window::{Inner, WindowUse};
-use crate::bootstrap::AbortRecord;
 use crate::element::Element;
 use crate::error::Error;
 use crate::layout::FLAG_WORDS;
@@ -628,7 +627,7 @@ impl<T: Element> Channel<T> {
         }
         drop(queue);
 
-        submitted.map_err(|error| fail(life, name, error))?;
+        submitted.map_err(|error| life.fail(name, error))?;
         Ok(ticket)
     }
 
@@ -680,7 +679,7 @@ impl<T: Element> Channel<T> {
         self.runtime.life.check()?;
         let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
         let polled = side.poll(&mut side.queue());
-        polled.map_err(|error| fail(&self.runtime.life, &self.name, error))
+        polled.map_err(|error| self.runtime.life.fail(&self.name, error))
     }
 
     fn park(&mut self, tier: Tier, limit: Duration) -> Result<(), Error> {
@@ -688,7 +687,7 @@ impl<T: Element> Channel<T> {
         let limit = if self.sides.iter().flatten().count() > 1 { BOTH_PARK_MAX } else { limit };
         let Some(side) = &self.sides[tier as usize] else { return Ok(()) };
         let parked = side.queue().park(limit);
-        parked.map_err(|error| fail(&self.runtime.life, &self.name, error))
+        parked.map_err(|error| self.runtime.life.fail(&self.name, error))
     }
 }
 
@@ -766,27 +765,6 @@ impl<T> Drop for Channel<T> {
 /// Returns how many messages of a queue were not complete at its last poll.
 fn unfinished_of(queue: &Queue) -> usize {
     (queue.marked() - queue.done()) as usize
-}
-
-/// Ends the group if an engine has failed, and returns the error for the caller.
-fn fail(life: &LifeCycle, name: &str, error: Error) -> Error {
-    // After a timeout or an invalid argument the channel can go on, so the group does not end.
-    if matches!(error.kind(), ErrorKind::Timeout | ErrorKind::InvalidArgument)
-        || life.check().is_err()
-    {
-        return life.check().err().unwrap_or(error);
-    }
-
-    let rank = life.bootstrap.rank();
-    let (cause, peer, text) = life.cause_of_engine(&error);
-    life.raise(AbortRecord {
-        cause,
-        by: Some(rank),
-        operation: name.to_owned(),
-        phase: "engine".to_owned(),
-        ..AbortRecord::timeout(Some(peer), format!("{name}: {text}"))
-    });
-    life.check().err().unwrap_or(error)
 }
 
 fn invalid(text: String) -> Error {

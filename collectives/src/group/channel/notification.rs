@@ -13,7 +13,7 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, ErrorKind};
 
 use super::event::Condition;
-use super::{Channel, ChannelEvent, ChannelSide, fail, invalid};
+use super::{Channel, ChannelEvent, ChannelSide, invalid};
 use crate::element::Element;
 use crate::error::Error;
 use crate::group::eager::{EagerPolls, Look, Next};
@@ -128,7 +128,7 @@ impl Notification {
         if let Some(mut queue) = side.free_queue() {
             let polled = side.poll(&mut queue);
             drop(queue);
-            polled.map_err(|error| fail(life, &side.name, error))?;
+            polled.map_err(|error| life.fail(&side.name, error))?;
         }
 
         if side.is_met(watcher.condition) {

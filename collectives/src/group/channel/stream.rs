@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use peerlane_hal::{CaptureState, Command, Direction, ErrorKind, Rank, Stream};
 
-use super::{Channel, ChannelSide, CopyRange, Mode, OnStream, StreamWait, StreamWaits, fail};
+use super::{Channel, ChannelSide, CopyRange, Mode, OnStream, StreamWait, StreamWaits};
 use crate::element::Element;
 use crate::error::Error;
 use crate::plan::Tier;
@@ -221,7 +221,7 @@ impl<T: Element> HasQueue for Channel<T> {
     }
 
     fn broken(&self, error: Error) -> Error {
-        fail(&self.runtime.life, &self.name, error)
+        self.runtime.life.fail(&self.name, error)
     }
 }
 

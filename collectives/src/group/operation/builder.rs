@@ -78,7 +78,6 @@ impl<'g, T> OperationBuilder<'g, T> {
             in_place: false,
             outputs: None,
             capturable: false,
-            needs_windows: false,
             any_engine: false,
             priority: Priority::Normal,
             beside_compute: group.setup.beside_compute,
@@ -516,11 +515,6 @@ impl<'g, T> OperationBuilder<'g, T> {
         let operations = prepare::prepare(self.group, vec![self.spec])?;
         let state = operations.into_iter().next().expect("one operation was prepared");
         Ok(Operation::new(state))
-    }
-
-    pub(super) fn into_kept(mut self) -> (&'g mut Group, OperationSpec) {
-        self.spec.needs_windows = true;
-        (self.group, self.spec)
     }
 
     /// Returns the description of the operation without its group, for [`Group::prepare_all`].

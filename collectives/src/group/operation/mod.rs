@@ -11,7 +11,6 @@
 //! | `plan.rs` | the plan of this rank and its proof |
 //! | `memory.rs` | the caller's buffers, windows and blocks of the heap |
 //! | `prepare.rs`, `report.rs` | the agreement between ranks, the executor and the report |
-//! | `kept.rs` | starts without a call of `prepare`, of operations that the group keeps |
 //! | `prepared.rs` | the handle of a prepared plan: start, poll, wait |
 //! | `started.rs` | the handles of starts that are not complete |
 //! | `lease.rs` | the handle of a start on a stream |
@@ -27,7 +26,6 @@ mod builder;
 mod choice;
 mod constructors;
 mod execution;
-mod kept;
 mod lease;
 mod lens;
 mod memory;
@@ -49,7 +47,6 @@ use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Stream};
 
 pub use access::OutputPart;
 pub use builder::{Matrix, OperationBuilder, OperationDescription};
-pub(in crate::group) use kept::Kept;
 pub use lease::Lease;
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};
@@ -132,7 +129,7 @@ struct State {
 
 /// A start of the host, and the time at which the group ends if it is not complete.
 #[derive(Clone, Copy, Debug)]
-struct OpenStart {
+pub(in crate::group) struct OpenStart {
     epoch: u64,
     deadline: Deadline,
 }
@@ -140,11 +137,21 @@ struct OpenStart {
 impl State {
     /// Starts the operation after its earlier starts are complete.
     fn start(&mut self) -> Result<OpenStart, Error> {
+        self.start_after(|| Ok(()))
+    }
+
+    /// Starts the operation after its earlier starts are complete and `before` has written to its
+    /// memory.
+    fn start_after(
+        &mut self,
+        before: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<OpenStart, Error> {
         self.settle()?;
 
         let deadline = Deadline::after(self.timeout);
         // Held until the start is open.
         let begun = begin_use(&self.uses, &self.prepared, false)?;
+        before()?;
         let epoch = self.prepared.start(deadline)?;
         drop(begun);
         self.last = Start::Eager(epoch);
@@ -156,8 +163,18 @@ impl State {
     }
 
     fn start_on<S: Stream>(&mut self, stream: &S) -> Result<Start, Error> {
+        self.start_on_after(stream, || Ok(()))
+    }
+
+    /// Starts the operation on a stream, on which `before` has enqueued what writes to its memory.
+    fn start_on_after<S: Stream>(
+        &mut self,
+        stream: &S,
+        before: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Start, Error> {
         // Held until the start is open.
         let begun = begin_use(&self.uses, &self.prepared, true)?;
+        before()?;
         let start = self.prepared.start_on(stream, self.timeout)?;
         drop(begun);
         self.last = start;
@@ -299,6 +316,70 @@ impl<T> Operation<T> {
     pub fn note_refusal(&self, error: &Error) {
         self.state.prepared.note_refusal(error);
     }
+
+    /// Starts the operation after `before` has written to its memory.
+    pub(in crate::group) fn start_after(
+        &mut self,
+        before: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<OpenStart, Error> {
+        self.state.start_after(before)
+    }
+
+    /// Starts the operation on a stream, on which `before` has enqueued what writes to its memory.
+    pub(in crate::group) fn start_on_after<S: Stream>(
+        &mut self,
+        stream: &S,
+        before: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.state.start_on_after(stream, before).map(drop)
+    }
+
+    /// Waits for a start, and returns whether it is complete.
+    pub(in crate::group) fn wait_for_start(
+        &self,
+        start: OpenStart,
+        patience: Patience,
+    ) -> Result<bool, Error> {
+        let OpenStart { epoch, deadline } = start;
+        let prepared = &self.state.prepared;
+        match patience {
+            Patience::None => prepared.poll(epoch),
+            Patience::Part(part) => {
+                prepared.wait_part(epoch, Some(deadline), Deadline::after(part))
+            }
+            Patience::Limit(limit) => {
+                prepared.wait_until(epoch, Some(deadline), Some(Deadline::after(limit)))
+            }
+            Patience::Whole => prepared.wait(epoch, Some(deadline)).map(|()| true),
+        }
+    }
+
+    /// Waits for open starts.
+    pub(in crate::group) fn settle(&self) -> Result<(), Error> {
+        self.state.settle()
+    }
+
+    /// Returns whether the host compares the lengths and places of a start before bytes move.
+    pub(in crate::group) fn compares_before_copies(&self) -> bool {
+        self.state.prepared.is_polled()
+    }
+
+    pub(in crate::group) fn set_timeout(&mut self, timeout: Duration) {
+        self.state.timeout = timeout;
+    }
+}
+
+/// How long a caller waits for a start.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::group) enum Patience {
+    /// It looks once.
+    None,
+    /// This long, as one of several waits.
+    Part(Duration),
+    /// This long.
+    Limit(Duration),
+    /// Until the start is complete or late.
+    Whole,
 }
 
 impl<T: Element> Operation<T> {

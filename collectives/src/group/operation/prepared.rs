@@ -130,6 +130,10 @@ impl Prepared {
         self.executor().is_strict()
     }
 
+    pub(super) fn is_polled(&self) -> bool {
+        self.executor().is_polled()
+    }
+
     pub(super) fn traced(&self) -> Option<(Vec<TracedStart>, bool)> {
         self.executor().traced()
     }

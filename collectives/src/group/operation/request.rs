@@ -61,9 +61,6 @@ pub(super) struct OperationSpec {
     pub(super) in_place: bool,
     pub(super) outputs: Option<u32>,
     pub(super) capturable: bool,
-    /// Whether input and output must be in windows, because the caller gets no handle to other
-    /// memory.
-    pub(super) needs_windows: bool,
     pub(super) any_engine: bool,
     pub(super) priority: Priority,
     pub(super) beside_compute: bool,
@@ -264,16 +261,6 @@ fn elements(dtype: DType, begin: usize, bytes: u64) -> Range<usize> {
 }
 
 fn check(spec: &OperationSpec) -> Result<(), Error> {
-    let input_is_missing = !spec.in_place && spec.source.is_none();
-    let output_is_missing = !matches!(spec.target, Target::Window(..));
-    if spec.needs_windows && (input_is_missing || output_is_missing) {
-        let what = if output_is_missing { "output" } else { "input" };
-        return Err(invalid(format!(
-            "the {what} is not in a window, but `start_on` without `prepare` returns no handle to other memory; use \
-             `output_into` with `in_place` or `input_from`, or call `prepare`"
-        )));
-    }
-
     let text = if spec.in_place && (!spec.inputs.is_empty() || spec.source.is_some()) {
         "an input buffer is given, expected none: in place, the input is the rank's block of \
              the output"

@@ -112,14 +112,16 @@ pub(in crate::group) fn release(group: &mut Group, inner: Arc<Inner>) -> Result<
 /// After the first one no rank uses the window any more, so each ends its imports. After the second
 /// one all have.
 fn release_everywhere(group: &mut Group, inner: Arc<Inner>) -> Result<(), Refused> {
-    if let Err(ended) = group.runtime.life.check() {
+    // A call in progress still uses the windows of its operation.
+    let ended = group.runtime.life.check().and_then(|()| group.finish_open_call());
+    if let Err(ended) = ended {
         return Err((inner, ended));
     }
     let runtime = Arc::clone(&group.runtime);
     let deadline = Deadline::after(group.timeout());
     let label = format!("release window {}", inner.number);
 
-    group.kept.retain(|kept| !kept.uses(&inner));
+    group.immediate.forget_window(inner.number);
     let offer = check_unused(&runtime, &inner).map(|()| Offer::default());
     if let Err(error) = agree(&runtime, &label, offer, deadline) {
         return Err((inner, error));

@@ -1,5 +1,6 @@
 //! Captures starts in graphs, and replays these between eager starts.
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{MemoryRange, Operation};
 use peerlane_collectives::plan::Algorithm;
@@ -22,7 +23,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut cases = vec![
         Case::new("not capturable", refused_before_recording),
         Case::new("an algorithm for no graph", refused_when_prepared),
-        Case::new("not prepared, without a window", not_prepared_without_a_window),
+        Case::new("not prepared to be captured", not_prepared_to_be_captured),
     ];
     for (starts, replays, form, mode) in [
         (1, 1, Form::OneOutput, GLOBAL),
@@ -162,7 +163,7 @@ fn address(memory: &MemoryRange) -> u64 {
     memory.base.as_ptr() as u64
 }
 
-/// Records starts that were not prepared, after which the same description starts at once and from a second graph.
+/// Records immediate calls, after which the same calls start at once and from a second graph.
 fn not_prepared(test_rank: &mut TestRank, in_place: bool, mode: CaptureMode) -> Outcome {
     const BEGIN: usize = 33;
     let (stream, total) = (test_rank.gpu.stream()?, BLOCK_BYTES * test_rank.ranks);
@@ -174,11 +175,19 @@ fn not_prepared(test_rank: &mut TestRank, in_place: bool, mode: CaptureMode) -> 
         false => address(&blocks.memory(1..1 + BLOCK_BYTES).map_err(unexpected)?),
     };
     let start = |test_rank: &mut TestRank| {
-        let gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).output_into(&window, BEGIN);
-        let gather = if in_place { gather.in_place() } else { gather.input_from(&blocks, 1) };
+        let gather = test_rank.group.immediate(Collective::AllGather);
         // SAFETY: the stream is finished and the graphs are dropped before the windows are released, and the host borrows nothing.
         let gather = unsafe { gather.capturable() };
-        gather.start_on(&stream.for_starts()).map_err(unexpected)?;
+        let (stream, to) = (stream.for_starts(), window.part(BEGIN..BEGIN + total));
+        let to = to.map_err(unexpected)?;
+        let started = match in_place {
+            true => gather.run_in_place_on(&stream, to),
+            false => {
+                let from = blocks.part(1..1 + BLOCK_BYTES).map_err(unexpected)?;
+                gather.run_on(&stream, from, to)
+            }
+        };
+        started.map_err(unexpected)?;
         Ok(output)
     };
     let first = Recording::of(test_rank, (&stream, mode), 2, input, start)?;
@@ -200,18 +209,15 @@ fn not_prepared(test_rank: &mut TestRank, in_place: bool, mode: CaptureMode) -> 
     test_rank.group.release(window).map_err(|failed| unexpected(failed.error))
 }
 
-/// Starts that were not prepared are refused on every rank if one rank has memory outside of a window, before anything is
-/// recorded.
-fn not_prepared_without_a_window(test_rank: &mut TestRank) -> Outcome {
+/// An immediate call is not recorded without the promise of `capturable`.
+fn not_prepared_to_be_captured(test_rank: &mut TestRank) -> Outcome {
     let stream = test_rank.gpu.stream()?;
     let window = test_rank.group.window::<u8>(BLOCK_BYTES * test_rank.ranks).map_err(unexpected)?;
-    // The others are told which rank has the wrong memory.
-    let kind = if test_rank.me == 0 { ErrorKind::InvalidArgument } else { ErrorKind::Aborted };
-    let text = "the input is not in a window, but `start_on` without `prepare`";
-    refused_in_a_capture(test_rank, &stream, (kind, text), |test_rank| {
-        let gather = test_rank.group.all_gather::<u8>(BLOCK_BYTES).output_into(&window, 0);
-        let gather = if test_rank.me == 0 { gather } else { gather.in_place() };
-        gather.start_on(&stream.for_starts()).err()
+    let text = "the stream captures a graph, but the call is not capturable";
+    refused_in_a_capture(test_rank, &stream, (ErrorKind::InvalidArgument, text), |test_rank| {
+        let all = window.part(0..window.len()).ok()?;
+        let gather = test_rank.group.immediate(Collective::AllGather);
+        gather.run_in_place_on(&stream.for_starts(), all).err()
     })
 }
 
