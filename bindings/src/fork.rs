@@ -18,7 +18,8 @@ extern "C" fn enter_child() {
 pub fn check_process() -> Result<(), Error> {
     static WATCH_FORKS: Once = Once::new();
     WATCH_FORKS.call_once(|| {
-        // SAFETY: the handler only stores a flag. If it cannot be registered, forked children are not told apart.
+        // SAFETY: the handler only stores a flag. If it cannot be registered, forked children are
+        // not told apart.
         unsafe { libc::pthread_atfork(None, None, Some(enter_child)) };
     });
     if IN_CHILD.load(Ordering::Relaxed) {

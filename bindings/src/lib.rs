@@ -1,12 +1,15 @@
-//! Serves the C library and the Python package: operations that are kept between calls, streams by
+//! Serves the C library and the Python package: operations that are kept between calls, immediate
+//! calls, streams by
 //! their pointers, reports as JSON, and the detection of forks.
 
 mod fork;
+mod immediate;
 mod operation;
 mod report;
 mod stream;
 
 pub use fork::check_process;
+pub use immediate::{Array, Call, Place};
 pub use operation::{AnyOperation, Request};
 pub use report::stats_json;
 pub use stream::Stream;

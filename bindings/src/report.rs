@@ -14,7 +14,12 @@ fn memory_json(one: &MemoryUse) -> Value {
 /// Returns what a group holds as one JSON object.
 pub fn stats_json(stats: &GroupStats) -> String {
     let memory = stats.memory.iter().map(memory_json).collect::<Vec<_>>();
-    json!({ "memory": memory }).to_string()
+    let counts = &stats.immediate;
+    let immediate = json!({
+        "calls": counts.calls, "hits": counts.hits, "copied": counts.copied, "operations": counts.operations,
+        "copy_bytes": counts.copy_bytes,
+    });
+    json!({ "memory": memory, "immediate": immediate }).to_string()
 }
 
 /// Returns the report as JSON, with the fields of the JSON lines of the program `peerlane`.

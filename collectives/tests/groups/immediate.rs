@@ -1,6 +1,7 @@
 //! Tests collectives on any memory without a preparation by the caller.
 
 use std::fmt::Debug;
+use std::sync::Barrier;
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -337,14 +338,17 @@ fn the_operations_that_were_used_last_are_kept() {
     });
 }
 
-/// Runs two ranks whose groups have a short timeout, and returns their errors.
+/// Runs ranks whose groups have a short timeout, and returns their errors.
 fn errors_of(ranks: usize, body: impl Fn(&mut Group) -> Result<(), Error> + Sync) -> Vec<Error> {
+    // No rank leaves before all have their error.
+    let done = Barrier::new(ranks);
     let errors = in_process::run(ranks, |bootstrap| {
         let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
         let options = GroupOptions::default().timeout(Duration::from_secs(3));
         let mut group = options.open(bootstrap, fabric)?;
-        let error = body(&mut group).unwrap_err();
-        Ok(error)
+        let result = body(&mut group);
+        done.wait();
+        Ok(result.unwrap_err())
     });
     errors.unwrap()
 }

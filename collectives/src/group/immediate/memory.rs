@@ -49,6 +49,9 @@ pub struct WindowPart {
 pub(super) struct Memory {
     pub(super) location: Location,
     pub(super) dtype: DType,
+    /// The elements of the type in an element of the caller.
+    pub(super) unit: usize,
+    /// The number of elements of the caller.
     pub(super) len: usize,
 }
 
@@ -87,12 +90,12 @@ impl fmt::Debug for Location {
 
 impl Memory {
     pub(super) fn bytes(&self) -> usize {
-        self.len.saturating_mul(self.dtype.bytes())
+        self.len.saturating_mul(self.unit * self.dtype.bytes())
     }
 
     /// Returns `len` elements from element `begin` on, which are all in the memory.
     pub(super) fn part(&self, begin: usize, len: usize) -> Self {
-        let bytes = begin * self.dtype.bytes();
+        let bytes = begin * self.unit * self.dtype.bytes();
         let location = match &self.location {
             Location::Address(address) => {
                 let address = address.as_ptr().wrapping_add(bytes);
@@ -102,7 +105,7 @@ impl Memory {
                 Location::Window(Arc::clone(window), of_memory + bytes as u64)
             }
         };
-        Self { location, dtype: self.dtype, len }
+        Self { location, len, ..*self }
     }
 }
 
@@ -119,7 +122,20 @@ impl Input<'_> {
     /// stream, it stays allocated and nobody writes to it. If the call is recorded into a graph,
     /// this holds for every replay.
     pub unsafe fn from_address(address: NonNull<u8>, dtype: DType, len: usize) -> Self {
-        Self::new(Some(Memory { location: Location::Address(address), dtype, len }))
+        Self::new(Some(Memory { location: Location::Address(address), dtype, unit: 1, len }))
+    }
+
+    /// Makes `unit` elements of the type one element of the call, such as 16 bytes of a complex
+    /// number that the library does not know.
+    ///
+    /// The lengths of blocks then count such elements. The length of the memory is a multiple of
+    /// `unit`, or is rounded down.
+    #[must_use]
+    pub fn in_units(mut self, unit: usize) -> Self {
+        if let Some(memory) = &mut self.memory {
+            (memory.unit, memory.len) = (unit.max(1), memory.len / unit.max(1));
+        }
+        self
     }
 }
 
@@ -134,12 +150,25 @@ impl Output<'_> {
     /// As [`Input::from_address`], for memory that this rank can also write and that nobody else
     /// reads.
     pub unsafe fn from_address(address: NonNull<u8>, dtype: DType, len: usize) -> Self {
-        Self::new(Some(Memory { location: Location::Address(address), dtype, len }))
+        Self::new(Some(Memory { location: Location::Address(address), dtype, unit: 1, len }))
+    }
+
+    /// Makes `unit` elements of the type one element of the call, such as 16 bytes of a complex
+    /// number that the library does not know.
+    ///
+    /// The lengths of blocks then count such elements. The length of the memory is a multiple of
+    /// `unit`, or is rounded down.
+    #[must_use]
+    pub fn in_units(mut self, unit: usize) -> Self {
+        if let Some(memory) = &mut self.memory {
+            (memory.unit, memory.len) = (unit.max(1), memory.len / unit.max(1));
+        }
+        self
     }
 }
 
 fn memory_of<T: Element>(base: NonNull<T>, len: usize) -> Memory {
-    Memory { location: Location::Address(base.cast()), dtype: T::DTYPE, len }
+    Memory { location: Location::Address(base.cast()), dtype: T::DTYPE, unit: 1, len }
 }
 
 impl<'m, T: Element> From<&'m [T]> for Input<'m> {
@@ -206,7 +235,7 @@ impl From<WindowPart> for Output<'_> {
 impl WindowPart {
     fn into_memory(self) -> Memory {
         let Self { window, begin_bytes, dtype, len } = self;
-        Memory { location: Location::Window(window, begin_bytes), dtype, len }
+        Memory { location: Location::Window(window, begin_bytes), dtype, unit: 1, len }
     }
 }
 

@@ -20,7 +20,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, ErrorKind, Region as _, Space, Stream};
+use peerlane_hal::{Deadline, ErrorKind, Stream};
 
 pub use memory::{Input, Output, WindowPart};
 pub use start::ImmediateStart;
@@ -103,6 +103,8 @@ pub struct Immediate<'g> {
     beside_compute: bool,
     timeout: Duration,
     captures: bool,
+    /// Whether the call may exchange messages with the other ranks, besides those of the start.
+    may_exchange: bool,
 }
 
 /// What a group keeps for immediate calls.
@@ -185,6 +187,7 @@ impl Group {
             beside_compute,
             timeout,
             captures: false,
+            may_exchange: true,
         }
     }
 }
@@ -290,7 +293,7 @@ impl Immediate<'_> {
     ) -> Result<(), Error> {
         // The memory lives as long as the stream needs it: it is in a window that the kept
         // operation uses, borrowed for ever, or promised by its owner.
-        start::on_stream(self, stream, input.into().memory, output.into().memory)
+        start::try_on_stream(self, stream, input.into().memory, output.into().memory).map(drop)
     }
 
     /// Enqueues the call in place on a stream, as [`run_in_place`](Self::run_in_place) and
@@ -305,7 +308,7 @@ impl Immediate<'_> {
     ) -> Result<(), Error> {
         let output = array.into();
         let input = self.input_in(&output)?.memory;
-        start::on_stream(self, stream, input, output.memory)
+        start::try_on_stream(self, stream, input, output.memory).map(drop)
     }
 
     /// Starts the call and returns a handle by which the caller waits for it. Collective.
@@ -323,7 +326,44 @@ impl Immediate<'_> {
         input: Input<'_>,
         output: Output<'_>,
     ) -> Result<ImmediateStart, Error> {
-        start::on_host(self, input.memory, output.memory)
+        let start = start::try_on_host(self, input.memory, output.memory)?;
+        Ok(start.expect("the call may exchange messages"))
+    }
+
+    /// Starts the call as [`start`](Self::start), unless that would exchange messages with the
+    /// other ranks. Returns `None` then, and nothing has happened.
+    ///
+    /// It is for callers that make calls that can take long in another way, such as on another
+    /// thread. All ranks then do so.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    ///
+    /// # Safety
+    /// As [`start`](Self::start).
+    pub unsafe fn try_start(
+        mut self,
+        input: Input<'_>,
+        output: Output<'_>,
+    ) -> Result<Option<ImmediateStart>, Error> {
+        self.may_exchange = false;
+        start::try_on_host(self, input.memory, output.memory)
+    }
+
+    /// Enqueues the call as [`run_on`](Self::run_on), unless that would exchange messages with the
+    /// other ranks. Returns whether it did.
+    ///
+    /// # Errors
+    /// As [`run_on`](Self::run_on).
+    pub fn try_run_on<S: Stream>(
+        mut self,
+        stream: &S,
+        input: impl Into<Input<'static>>,
+        output: impl Into<Output<'static>>,
+    ) -> Result<bool, Error> {
+        self.may_exchange = false;
+        let (input, output) = (input.into().memory, output.into().memory);
+        start::try_on_stream(self, stream, input, output)
     }
 
     /// Returns the input of a call in place.
@@ -368,28 +408,43 @@ enum When {
 }
 
 impl Immediate<'_> {
-    /// Finds or prepares the operation of a call, and sets its lengths and places.
+    /// Finds or prepares the operation of a call, and sets its lengths and places. Returns `None`
+    /// if it would have to exchange messages but may not.
     fn ready(
         &mut self,
         input: Option<Memory>,
         output: Option<Memory>,
         when: When,
-    ) -> Result<Ready, Error> {
+    ) -> Result<Option<Ready>, Error> {
         self.group.runtime.life.check()?;
-        let found = self.find_sides(input, output);
-        let (dtype, shape, sides) = found.map_err(|error| self.refused(error))?;
+        let (dtype, shape, sides) = match self.find_sides(input, output) {
+            Ok(found) => found,
+            Err(error) => return self.refused(error),
+        };
 
         let size = dtype.bytes();
         let staged_lens = staged_lens(&shape, &sides);
         let needs = Shape { lens: staged_lens.clone(), ..shape.clone() }.longest();
         let needs = sides.staged_bytes(needs.map(|len| len.saturating_mul(size) as u64));
         let is_staged = sides.are_staged();
-        let lease = is_staged.then(|| self.lease(needs, when)).transpose()?;
+        let lease = match is_staged {
+            false => None,
+            true => match self.lease(needs, when)? {
+                Some(window) => Some(window),
+                None => return Ok(None),
+            },
+        };
 
         let (is_in_place, copies) = (sides.is_in_place(), sides.copies());
         let placed = sides.place(lease.as_ref(), needs[0]);
-        let capacity = capacity(&shape, dtype, staged_lens, &placed);
-        let capacity = capacity.map_err(|error| self.refused(error))?;
+        if placed.copies_device_memory() {
+            self.group.staging_engine()?;
+        }
+
+        let capacity = match capacity(&shape, dtype, staged_lens, &placed) {
+            Ok(capacity) => capacity,
+            Err(error) => return self.refused(error),
+        };
 
         let numbers = placed.windows.each_ref().map(|one| one.as_ref().map(|one| one.number));
         let is_reduction = self.collective.is_reduction();
@@ -406,11 +461,11 @@ impl Immediate<'_> {
         let begins = placed.begins.map(|begin| usize::try_from(begin).unwrap_or(usize::MAX) / size);
         let start = Start { lens: shape.lens, begins };
 
-        let operation = self.operation(&key, start, &placed, when)?;
+        let Some(operation) = self.operation(&key, start, &placed, when)? else { return Ok(None) };
         let counts = &mut self.group.immediate.counts;
         counts.calls += 1;
         counts.copied += u64::from(copies);
-        Ok(Ready { operation, placed, is_staged })
+        Ok(Some(Ready { operation, placed, is_staged }))
     }
 
     /// Checks the arguments of the call, and decides where its input and output are.
@@ -440,38 +495,49 @@ impl Immediate<'_> {
         };
 
         let shape = Shape::find(collective, (rank, ranks), counts, given[0], given[1])?;
+        let unit = given.into_iter().flatten().map(|memory| memory.unit).max().unwrap_or(1);
         let sides = Sides::new(&shape, rank, input, output)?;
         if self.group.setup.strict && sides.are_staged() {
             let text = "strict is set, but the call copies memory that is not in a window; use \
                         parts of windows, or turn strict off";
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
-        Ok((dtype, shape, sides))
+        Ok((dtype, shape.in_units(unit), sides))
     }
 
-    /// Returns memory for a staged input and a staged output of these lengths.
-    fn lease(&mut self, [input, output]: [u64; 2], when: When) -> Result<Arc<Inner>, Error> {
+    /// Returns memory for a staged input and a staged output of these lengths, or `None` if it
+    /// would have to grow but may not.
+    fn lease(
+        &mut self,
+        [input, output]: [u64; 2],
+        when: When,
+    ) -> Result<Option<Arc<Inner>>, Error> {
         let bytes = input.next_multiple_of(staging::ALIGN_BYTES).saturating_add(output);
-        let window = self.group.lease_window(bytes, when == When::Recorded)?;
-        if when != When::OnHost || window.region().space() != Space::Host {
-            self.group.staging_engine()?;
+        let is_recorded = when == When::Recorded;
+        let leased = self.group.immediate.staging.leased_window(bytes, is_recorded);
+        match leased {
+            Some(window) => Ok(Some(window)),
+            None if !self.may_exchange => Ok(None),
+            None => self.group.grow_lease(bytes, is_recorded).map(Some),
         }
-        Ok(window)
     }
 
     /// Returns the operation of a key with the lengths and places of `start`, which ranks have
-    /// compared or compare in the start.
+    /// compared or compare in the start. Returns `None` if it would have to exchange messages but
+    /// may not.
     fn operation(
         &mut self,
         key: &Key,
         start: Start,
         placed: &Placed,
         when: When,
-    ) -> Result<Arc<Kept>, Error> {
+    ) -> Result<Option<Arc<Kept>>, Error> {
         let is_known = self.kept(key).find(key).is_some();
-        if is_known {
-            self.group.immediate.counts.hits += 1;
-        } else {
+        if !is_known {
+            if !self.may_exchange {
+                return Ok(None);
+            }
+
             let operation = self.prepare(key, placed)?;
             let entry = Entry {
                 operation: Kept::new(operation),
@@ -496,11 +562,15 @@ impl Immediate<'_> {
             && *last == start
             && (*is_compared || !needs_comparison)
         {
+            calls.counts.hits += u64::from(is_known);
             drop(operation);
-            return Ok(Arc::clone(&entry.operation));
+            return Ok(Some(Arc::clone(&entry.operation)));
         }
 
         if needs_comparison && entry.compared.find(&start).is_none() {
+            if !self.may_exchange {
+                return Ok(None);
+            }
             let label = format!("an immediate {}", key.collective);
             let deadline = Deadline::after(timeout);
             agree(runtime, &label, Ok(compared_fields(key, &start)), deadline)?;
@@ -510,8 +580,9 @@ impl Immediate<'_> {
         let resized = resize(&mut operation, key, &start);
         resized.inspect_err(|error| operation.note_refusal(error))?;
         drop(operation);
+        calls.counts.hits += u64::from(is_known);
         entry.last = Some((start, needs_comparison));
-        Ok(Arc::clone(&entry.operation))
+        Ok(Some(Arc::clone(&entry.operation)))
     }
 
     fn kept(&mut self, key: &Key) -> &mut RecentMap<Key, Entry> {
@@ -556,13 +627,20 @@ impl Immediate<'_> {
         builder.prepare()
     }
 
-    /// Tells the other ranks that this rank refuses the call, and returns the error.
+    /// Tells the other ranks that this rank refuses the call, and returns the error. Returns `None`
+    /// if it would have to exchange messages but may not.
     ///
     /// If an operation of the collective is kept, the others may only start it. They then wait for
     /// this rank, and learn of the refusal when they ask what it waits for. Otherwise they exchange
     /// messages to prepare one.
-    fn refused(&mut self, error: Error) -> Error {
-        self.group.refuse_immediate(self.collective, error)
+    fn refused<R>(&mut self, error: Error) -> Result<Option<R>, Error> {
+        if self.group.note_immediate_refusal(self.collective, &error) {
+            return Err(error);
+        }
+        match self.may_exchange {
+            true => Err(self.group.refuse(error)),
+            false => Ok(None),
+        }
     }
 }
 
@@ -574,11 +652,20 @@ impl Group {
     /// `error`: at once if the call exchanges messages, and otherwise when they have waited for
     /// this rank for long.
     pub fn refuse_immediate(&mut self, collective: Collective, error: Error) -> Error {
-        if self.immediate.keeps(collective) {
-            self.note_refusal(&error);
-            return error;
+        match self.note_immediate_refusal(collective, &error) {
+            true => error,
+            false => self.refuse(error),
         }
-        self.refuse(error)
+    }
+
+    /// Tells the other ranks of a refusal as [`refuse_immediate`](Self::refuse_immediate), unless
+    /// that would exchange messages. Returns whether it did.
+    pub fn note_immediate_refusal(&self, collective: Collective, error: &Error) -> bool {
+        let is_kept = self.immediate.keeps(collective);
+        if is_kept {
+            self.note_refusal(error);
+        }
+        is_kept
     }
 
     /// Waits until all immediate calls of this rank are complete, also those on streams, so that

@@ -57,6 +57,15 @@ impl Shape {
         Ok(shape)
     }
 
+    /// Returns the shape of the same call on elements of which each of these has `unit`.
+    pub(super) fn in_units(mut self, unit: usize) -> Self {
+        match &mut self.lens {
+            Lens::Equal(len) => *len = len.saturating_mul(unit),
+            Lens::ByRank(lens) => lens.iter_mut().for_each(|len| *len = len.saturating_mul(unit)),
+        }
+        self
+    }
+
     fn block(&self, rank: Rank) -> usize {
         match &self.lens {
             Lens::Equal(len) => *len,

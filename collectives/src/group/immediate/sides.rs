@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::Rank;
+use peerlane_hal::{Rank, Region as _, Space};
 
 use super::memory::Memory;
 use super::shape::{Lens, Shape, invalid};
@@ -47,6 +47,14 @@ pub(super) struct Placed {
     pub(super) copy_out: Option<Copy>,
 }
 
+impl Placed {
+    /// Returns whether this rank copies to or from memory that the host cannot access.
+    pub(super) fn copies_device_memory(&self) -> bool {
+        let mut copies = self.copy_in.iter().chain(&self.copy_out);
+        copies.any(|copy| copy.window.region().space() != Space::Host)
+    }
+}
+
 fn side_of(memory: Option<&Memory>) -> Side {
     match memory.and_then(|memory| memory.location.window()) {
         Some((window, begin)) => Side::Window(Arc::clone(window), begin),
@@ -79,14 +87,9 @@ impl Sides {
         let side = side_of(output.as_ref().or(input.as_ref()));
         let is_staged = matches!(side, Side::Staged);
 
-        // On the root, the array is in its place already if the caller gives one window part.
+        // On the root, the array is in its place already if the caller gives one array in a window.
         let source = input.as_ref().or(output.as_ref()).filter(|_| is_root);
-        let is_placed = |source: &Memory| match (&side, source.location.window()) {
-            (Side::Window(window, begin), Some((of_source, at))) => {
-                Arc::ptr_eq(window, of_source) && *begin == at
-            }
-            _ => false,
-        };
+        let is_placed = |source: &Memory| matches!(&side, Side::Window(window, begin) if window.address(*begin) == source.location.address());
         let copied_in = source.filter(|source| !is_placed(source)).map(|one| (one.clone(), 0));
 
         let source_address = copied_in.as_ref().map(|(source, _)| source.location.address());
@@ -102,16 +105,16 @@ impl Sides {
         output: Option<Memory>,
     ) -> Self {
         let output_side = side_of(output.as_ref());
-        let size = input.as_ref().map_or(1, |input| input.dtype.bytes());
+        let size = input.as_ref().map_or(1, |input| input.unit * input.dtype.bytes());
         let own_begin = (shape.before(rank) * size) as u64;
 
         // Blocks of different lengths begin at different places, and a place of the input must be
         // equal on all ranks. So their input is copied to the block.
         let has_equal_lens = matches!(shape.lens, Lens::Equal(_));
         let input_side = side_of(input.as_ref());
-        let is_own_block = match (&input_side, &output_side) {
-            (Side::Window(source, begin), Side::Window(target, of_output)) => {
-                Arc::ptr_eq(source, target) && *begin == of_output + own_begin
+        let is_own_block = match (&input, &output_side) {
+            (Some(input), Side::Window(window, begin)) => {
+                input.location.address() == window.address(begin + own_begin)
             }
             _ => false,
         };
@@ -244,7 +247,7 @@ mod tests {
     fn memory(address: &mut [u8]) -> Memory {
         let len = address.len();
         let location = Location::Address(NonNull::from(address).cast());
-        Memory { location, dtype: DType::U8, len }
+        Memory { location, dtype: DType::U8, unit: 1, len }
     }
 
     #[test]

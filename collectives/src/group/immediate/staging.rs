@@ -23,6 +23,7 @@ use peerlane_hal::{
 use crate::element::DType;
 use crate::error::Error;
 use crate::group::Group;
+use crate::group::agreement::{Offer, agree};
 use crate::group::window::{self, Inner};
 use crate::plan::Tier;
 
@@ -63,9 +64,9 @@ impl Copy {
             CopyDirection::FromWindow => (staged, self.caller),
         };
         let bytes = usize::try_from(self.bytes).expect("memory fits the address space");
-        // SAFETY: the caller of this function keeps others away, and both are allocated. An array
-        // that is given as input and as output can be staged, so they are not the same bytes.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), bytes) };
+        // SAFETY: the caller of this function keeps others away, and both are allocated. The memory
+        // of the caller can be a part of the same window, so they may overlap.
+        unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), bytes) };
     }
 }
 
@@ -82,6 +83,15 @@ impl Staging {
     /// Returns the bytes of all windows.
     pub(super) fn bytes(&self) -> u64 {
         self.window.iter().chain(&self.recorded).map(|window| window.bytes()).sum()
+    }
+
+    fn last_window(&self, is_recorded: bool) -> Option<&Arc<Inner>> {
+        if is_recorded { self.recorded.last() } else { self.window.as_ref() }
+    }
+
+    /// Returns the window for copies if it has at least `bytes` bytes.
+    pub(super) fn leased_window(&self, bytes: u64, is_recorded: bool) -> Option<Arc<Inner>> {
+        self.last_window(is_recorded).filter(|window| window.bytes() >= bytes).cloned()
     }
 
     pub(super) fn copier(&self) -> Copier {
@@ -182,29 +192,28 @@ impl Group {
         Ok(())
     }
 
-    /// Returns a window with at least `bytes` bytes for copies. Collective if there is none, which
-    /// depends on values that are equal on all ranks.
+    /// Opens a window with at least `bytes` bytes for copies, because the last one is smaller.
+    /// Collective.
     ///
-    /// A window that is too small is released with all operations over it.
-    pub(super) fn lease_window(
+    /// The last one is released with all operations over it.
+    pub(super) fn grow_lease(
         &mut self,
         bytes: u64,
         is_recorded: bool,
     ) -> Result<Arc<Inner>, Error> {
-        let staging = &self.immediate.staging;
-        let last = if is_recorded { staging.recorded.last() } else { staging.window.as_ref() };
-        if let Some(window) = last.filter(|window| window.bytes() >= bytes) {
-            return Ok(Arc::clone(window));
-        }
-
+        let last = self.immediate.staging.last_window(is_recorded);
         let twice = last.map_or(0, |window| 2 * window.bytes());
         let bytes = bytes.max(twice).max(WINDOW_BYTES_MIN).next_multiple_of(ALIGN_BYTES);
-        if !is_recorded && self.immediate.staging.window.is_some() {
+        if let Some(old) = self.immediate.staging.window.clone().filter(|_| !is_recorded) {
+            // A rank that refuses the call takes part in this exchange, and nothing has changed.
+            let offer = Offer::default().field("bytes", bytes);
+            let deadline = Deadline::after(self.timeout());
+            agree(&self.runtime, "memory for copies", Ok(offer), deadline)?;
+
             // Until then, streams use it.
             self.immediate.staging.copier.settle()?;
-            if let Some(old) = self.immediate.staging.window.take() {
-                window::release(self, old).map_err(|(_, error)| error)?;
-            }
+            self.immediate.staging.window = None;
+            window::release(self, old).map_err(|(_, error)| error)?;
         }
 
         let offer = window::offer(DType::U8);

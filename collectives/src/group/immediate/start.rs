@@ -105,14 +105,15 @@ impl fmt::Debug for ImmediateStart {
     }
 }
 
-/// Starts a call on the host.
-pub(super) fn on_host(
+/// Starts a call on the host. Returns `None` if it would have to exchange messages but may not.
+pub(super) fn try_on_host(
     mut call: Immediate<'_>,
     input: Option<Memory>,
     output: Option<Memory>,
-) -> Result<ImmediateStart, Error> {
+) -> Result<Option<ImmediateStart>, Error> {
     call.group.finish_open_call()?;
-    let Ready { operation, placed, is_staged } = call.ready(input, output, When::OnHost)?;
+    let Some(ready) = call.ready(input, output, When::OnHost)? else { return Ok(None) };
+    let Ready { operation, placed, is_staged } = ready;
 
     let staging = &call.group.immediate.staging;
     let copier = staging.copier();
@@ -132,16 +133,17 @@ pub(super) fn on_host(
     let open = Open { operation, start, copy_out: placed.copy_out, copier };
     let open = Arc::new(OpenCall(Mutex::new(State::Open(open))));
     call.group.immediate.open = Some(Arc::clone(&open));
-    Ok(ImmediateStart(open))
+    Ok(Some(ImmediateStart(open)))
 }
 
-/// Enqueues a call on a stream, or records it into the graph that the stream captures.
-pub(super) fn on_stream<S: Stream>(
+/// Enqueues a call on a stream, or records it into the graph that the stream captures. Returns
+/// false if it would have to exchange messages but may not.
+pub(super) fn try_on_stream<S: Stream>(
     mut call: Immediate<'_>,
     stream: &S,
     input: Option<Memory>,
     output: Option<Memory>,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     call.group.finish_open_call()?;
     call.group.staging_engine()?;
     let copier = call.group.immediate.staging.copier();
@@ -149,14 +151,17 @@ pub(super) fn on_stream<S: Stream>(
     if is_recorded && !call.captures {
         let text = "the stream captures a graph, but the call is not capturable; make it with \
                     `capturable()`";
-        return Err(call.refused(Error::new(ErrorKind::InvalidArgument, text)));
+        let error = Error::new(ErrorKind::InvalidArgument, text);
+        return call.refused::<()>(error).map(|_| false);
     }
 
     let when = if is_recorded { When::Recorded } else { When::OnStream };
-    let Ready { operation, placed, is_staged } = call.ready(input, output, when)?;
-    let Some(copier) = is_staged.then_some(copier) else {
-        return operation.lock().start_on_after(stream, || Ok(())).map(drop);
-    };
+    let Some(ready) = call.ready(input, output, when)? else { return Ok(false) };
+    let Ready { operation, placed, is_staged } = ready;
+    if !is_staged && placed.copy_in.is_none() {
+        operation.lock().start_on_after(stream, || Ok(()))?;
+        return Ok(true);
+    }
 
     // Without a copy, an empty slice orders the start after the copies of calls on other streams,
     // and the next ones after the start.
@@ -171,5 +176,6 @@ pub(super) fn on_stream<S: Stream>(
     // SAFETY: the stream makes the copy after the start and before the next one, which the engine
     // for copies orders. The owner of the memory keeps others away until the stream is done.
     let copied = unsafe { copier.copy_on(stream, copy_out) };
-    copied.map_err(|error| call.group.runtime.life.fail("an immediate call", error))
+    copied.map_err(|error| call.group.runtime.life.fail("an immediate call", error))?;
+    Ok(true)
 }

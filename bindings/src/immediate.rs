@@ -1,0 +1,197 @@
+//! Makes immediate calls for other languages, with memory by its address.
+
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use peerlane::collective::Collective;
+use peerlane::group::{Immediate, ImmediateStart, Input, Output, WindowPart};
+use peerlane::{DType, Error, Group, Operator};
+
+use crate::stream::Stream;
+
+/// The input or the output of a call.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Memory of the caller at an address, as a number, so that another thread can make the call.
+    Address(usize),
+    /// A part of a window.
+    Part(WindowPart),
+}
+
+/// Describes the input or the output of a call.
+#[derive(Clone, Debug)]
+pub struct Array {
+    /// Where the elements are.
+    pub place: Place,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// The elements of the type that count as one.
+    pub unit: usize,
+    /// The number of elements.
+    pub len: usize,
+}
+
+impl Array {
+    /// Returns the array as an input.
+    ///
+    /// # Safety
+    /// As [`Input::from_address`].
+    unsafe fn input(&self) -> Input<'static> {
+        let input = match &self.place {
+            Place::Part(part) => part.clone().into(),
+            // SAFETY: this function has the same contract.
+            Place::Address(address) => unsafe {
+                Input::from_address(pointer(*address), self.dtype, self.len * self.unit)
+            },
+        };
+        input.in_units(self.unit)
+    }
+
+    /// Returns the array as an output.
+    ///
+    /// # Safety
+    /// As [`Output::from_address`].
+    unsafe fn output(&self) -> Output<'static> {
+        let output = match &self.place {
+            Place::Part(part) => part.clone().into(),
+            // SAFETY: this function has the same contract.
+            Place::Address(address) => unsafe {
+                Output::from_address(pointer(*address), self.dtype, self.len * self.unit)
+            },
+        };
+        output.in_units(self.unit)
+    }
+}
+
+/// Returns a pointer to an address. An array without elements can have none.
+fn pointer(address: usize) -> NonNull<u8> {
+    NonNull::new(ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling())
+}
+
+/// Describes a call, with the options that [`Group::immediate`] has.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The collective.
+    pub collective: Collective,
+    /// How a reduction joins elements; other collectives ignore it.
+    pub operator: Operator,
+    /// The lengths of the blocks of all ranks, if they differ.
+    pub counts: Option<Vec<usize>>,
+    /// The elements that this rank sends to each rank and receives from it, in an all-to-all whose
+    /// blocks differ.
+    pub splits: Option<(Vec<usize>, Vec<usize>)>,
+    /// Whether the call runs beside kernels of the caller, or `None` for the setting of the group.
+    pub beside_compute: Option<bool>,
+    /// The timeout of the call, or `None` for that of the group.
+    pub timeout: Option<Duration>,
+    /// The input, or `None` if this rank has none.
+    pub input: Option<Array>,
+    /// The output, or `None` if this rank has none.
+    pub output: Option<Array>,
+}
+
+impl Call {
+    fn describe<'g>(&self, group: &'g mut Group) -> Immediate<'g> {
+        let mut call = group.immediate(self.collective).operator(self.operator);
+        if let Some(counts) = &self.counts {
+            call = call.counts(counts);
+        }
+        if let Some(beside_compute) = self.beside_compute {
+            call = call.beside_compute(beside_compute);
+        }
+        match self.timeout {
+            Some(timeout) => call.timeout(timeout),
+            None => call,
+        }
+    }
+
+    /// Returns the input and the output.
+    ///
+    /// # Safety
+    /// As [`Input::from_address`] and [`Output::from_address`].
+    unsafe fn memory(&self) -> (Input<'static>, Output<'static>) {
+        // SAFETY: this function has the same contract.
+        let input = self.input.as_ref().map(|array| unsafe { array.input() });
+        // SAFETY: as above.
+        let output = self.output.as_ref().map(|array| unsafe { array.output() });
+        (input.unwrap_or_else(|| ().into()), output.unwrap_or_else(|| ().into()))
+    }
+
+    /// Starts the call on the host.
+    ///
+    /// # Errors
+    /// As [`Immediate::start`].
+    ///
+    /// # Safety
+    /// As [`Immediate::start`] and [`Input::from_address`].
+    pub unsafe fn start(&self, group: &mut Group) -> Result<ImmediateStart, Error> {
+        // SAFETY: this function has the same contract.
+        let (input, output) = unsafe { self.memory() };
+        // SAFETY: as above.
+        unsafe { self.describe(group).start(input, output) }
+    }
+
+    /// Starts the call on the host, unless that would exchange messages with the other ranks.
+    ///
+    /// # Errors
+    /// As [`Immediate::try_start`].
+    ///
+    /// # Safety
+    /// As [`start`](Self::start).
+    pub unsafe fn try_start(&self, group: &mut Group) -> Result<Option<ImmediateStart>, Error> {
+        // SAFETY: this function has the same contract.
+        let (input, output) = unsafe { self.memory() };
+        // SAFETY: as above.
+        unsafe { self.describe(group).try_start(input, output) }
+    }
+
+    /// Enqueues the call on a stream of the vendor.
+    ///
+    /// If the stream captures, the call is recorded.
+    ///
+    /// # Errors
+    /// As [`Immediate::run_on`]; the error of the stream if it has one.
+    ///
+    /// # Safety
+    /// As [`Input::from_address`]; as [`Immediate::capturable`] if the stream captures.
+    pub unsafe fn run_on(
+        &self,
+        group: &mut Group,
+        stream: Result<Stream, Error>,
+    ) -> Result<(), Error> {
+        // SAFETY: this function has the same contract.
+        let (input, output) = unsafe { self.memory() };
+        let stream = stream.map_err(|error| group.refuse_immediate(self.collective, error))?;
+        // SAFETY: as above.
+        let call = unsafe { self.describe(group).capturable() };
+        match stream {
+            Stream::Cuda(stream) => call.run_on(&stream, input, output),
+            Stream::Rocm(stream) => call.run_on(&stream, input, output),
+        }
+    }
+
+    /// Enqueues the call on a stream of the vendor, unless that would exchange messages with the
+    /// other ranks. Returns whether it did.
+    ///
+    /// # Errors
+    /// As [`Immediate::try_run_on`]; the error of the stream if it has one.
+    ///
+    /// # Safety
+    /// As [`run_on`](Self::run_on).
+    pub unsafe fn try_run_on(
+        &self,
+        group: &mut Group,
+        stream: Result<Stream, Error>,
+    ) -> Result<bool, Error> {
+        // The longer call tells the other ranks of the error.
+        let Ok(stream) = stream else { return Ok(false) };
+        // SAFETY: this function has the same contract.
+        let (input, output) = unsafe { self.memory() };
+        // SAFETY: as above.
+        let call = unsafe { self.describe(group).capturable() };
+        match stream {
+            Stream::Cuda(stream) => call.try_run_on(&stream, input, output),
+            Stream::Rocm(stream) => call.try_run_on(&stream, input, output),
+        }
+    }
+}
