@@ -56,9 +56,9 @@ pub use open::{Backend, OpenOptions, from_env};
 pub use peerlane_collectives::element::{DType, Element, Operator, Untyped};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
-    BlockLens, Buffer, Channel, ChannelEvent, CopyRange, Destination, Group, GroupEnd,
+    AllToAllV, BlockLens, Buffer, Channel, ChannelEvent, CopyRange, Destination, Group, GroupEnd,
     GroupOptions, Lease, Matrix, MemoryRange, MessageTicket, Notification, Operation,
-    OperationDescription, OutputPart, OwnedStart, Part, Selection, Started, Unreleased,
+    OperationDescription, OutputPart, OwnedStart, Part, Selection, SendCounts, Started, Unreleased,
     UntypedOperation, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;

@@ -26,3 +26,10 @@ pub(crate) fn build_program(target: &Path, optimised: bool) -> Outcome<PathBuf> 
     process::run(&mut build)?;
     Ok(target.join(if optimised { "release" } else { "debug" }).join("peerlane"))
 }
+
+/// Builds an example of a package, optimised, and returns its file.
+pub(crate) fn build_example(target: &Path, package: &str, example: &str) -> Outcome<PathBuf> {
+    let mut build = cargo(["build", "--release", "--package", package, "--example", example]);
+    process::run(&mut build)?;
+    Ok(target.join("release/examples").join(example))
+}

@@ -8,6 +8,7 @@
 //! | run it many times | [`Operation::input_mut`], [`Operation::run`], [`Operation::output`] |
 //! | do something else meanwhile | [`Operation::start`] on the host, [`Operation::start_on`] on a stream |
 //! | change lengths and places between starts | [`OperationBuilder::resizable`] and [`Operation::resize`] |
+//! | send another number of elements to each rank in every start, which receivers learn | [`Group::all_to_all_v`] |
 //! | share memory between operations | [`Group::window`], or [`Group::register`] and [`Group::register_descriptor`] for memory of your own |
 //! | send messages to single peers | [`Group::channel`] |
 //! | communicate in smaller groups, or go on without lost ranks | [`Group::split`], [`Group::shrink`] |
@@ -23,12 +24,12 @@
 //! ```
 //! use peerlane::group::{Started, WindowSlice};
 //! use peerlane::{Buffer, Channel, Group, GroupEnd, Lease, Notification, Operation};
-//! use peerlane::{OwnedStart, Window};
+//! use peerlane::{AllToAllV, OwnedStart, Window};
 //!
 //! fn is_send_and_sync<T: Send + Sync>() {}
 //! is_send_and_sync::<(Group, GroupEnd, Window<f32>, WindowSlice<f32>, Buffer<f32>)>();
 //! is_send_and_sync::<(Operation<f32>, Started<f32>, OwnedStart<f32>, Lease<f32>)>();
-//! is_send_and_sync::<(Channel<f32>, Notification)>();
+//! is_send_and_sync::<(AllToAllV<f32>, Channel<f32>, Notification)>();
 //! ```
 
 // The files of this module:
@@ -114,8 +115,9 @@ pub use life::GroupState;
 use life::{Close, Closed};
 use operation::Proofs;
 pub use operation::{
-    BlockLens, Destination, Lease, Matrix, Operation, OperationBuilder, OperationDescription,
-    OutputPart, OwnedStart, Part, Started, UntypedOperation,
+    AllToAllV, AllToAllVBuilder, BlockLens, Destination, Lease, Matrix, Operation,
+    OperationBuilder, OperationDescription, OutputPart, OwnedStart, Part, SendCounts, Started,
+    UntypedOperation,
 };
 pub use options::GroupOptions;
 pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};

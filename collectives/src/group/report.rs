@@ -79,6 +79,11 @@ pub struct PlanRange {
 }
 
 impl PlanRange {
+    /// Returns whether the plan is for starts of all sizes, unlike those that reports list.
+    pub(super) fn is_for_all(&self) -> bool {
+        self.bytes_max == u64::MAX
+    }
+
     /// Returns whether the plan has the form, algorithm and engines of `other`, and differs at most
     /// in its chunks.
     pub(super) fn is_similar(&self, other: &Self) -> bool {

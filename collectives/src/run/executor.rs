@@ -231,6 +231,14 @@ impl Executor {
         queue::on_stream(self, stream, admit, body)
     }
 
+    /// Checks that a start that is not captured can go onto a stream, and returns whether the
+    /// stream captures.
+    pub(crate) fn check_before(&mut self, stream: &dyn Any) -> Result<bool, Error> {
+        let capture = queue::capture_state(self, stream)?;
+        self.check_stream(false)?;
+        Ok(capture.is_capturing())
+    }
+
     /// Checks that a start can go onto a stream.
     fn check_stream(&self, captures: bool) -> Result<(), Error> {
         let refuse = |text: &str| Err(Error::new(ErrorKind::InvalidArgument, text));

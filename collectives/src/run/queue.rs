@@ -298,6 +298,15 @@ pub(crate) trait HasQueue {
     fn broken(&self, error: Error) -> Self::Failure;
 }
 
+/// Returns which capture a stream is in.
+pub(crate) fn capture_state<H: HasQueue>(
+    holder: &mut H,
+    stream: &dyn Any,
+) -> Result<CaptureState, Error> {
+    let action = "query whether the stream captures";
+    holder.queue().with_streams(H::INSTEAD, action, |streams| streams.capture_state(stream))
+}
+
 /// Runs `body` with the queue behind the work that a stream of the caller holds now, and the later
 /// work of the stream behind the queue.
 ///
@@ -309,10 +318,7 @@ pub(crate) fn on_stream<H: HasQueue, R>(
     admit: impl FnOnce(&mut H, CaptureState) -> Result<(), H::Failure>,
     body: impl FnOnce(&mut H, CaptureState) -> Result<R, H::Failure>,
 ) -> Result<R, H::Failure> {
-    let action = "query whether the stream captures";
-    let capture =
-        holder.queue().with_streams(H::INSTEAD, action, |streams| streams.capture_state(stream));
-    let capture = capture.map_err(|error| holder.refused(error))?;
+    let capture = capture_state(holder, stream).map_err(|error| holder.refused(error))?;
     admit(holder, capture)?;
 
     let action = "fork the engine from the stream";

@@ -3,6 +3,7 @@
 //! | module | shows |
 //! | --- | --- |
 //! | `all_gather` | all-gathers over one fabric, captured and not |
+//! | `all_to_all_v` | all-to-alls whose starts have counts of their own |
 //! | `awaits` | measures an awaited start beside one that blocks |
 //! | `buffer_plan` | plans of buffers that share memory, and their windows |
 //! | `channel` | one-sided messages between ranks |
@@ -31,6 +32,7 @@
 //! | `waiting` | futures, descriptors and limits, and who moves the bytes meanwhile |
 
 mod all_gather;
+mod all_to_all_v;
 mod awaits;
 mod buffer_plan;
 mod channel;

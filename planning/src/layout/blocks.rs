@@ -26,6 +26,18 @@ pub enum BlockBytes {
     ///
     /// The lengths are ordered by provider and then by receiver.
     ByPair(Vec<Lengths>),
+    /// The lengths of every input and of every output, for an all-to-all.
+    ///
+    /// Each start has block lengths and places of its own within them. Before the first start, all
+    /// blocks are empty.
+    ByStart {
+        /// The number of ranks, at least 1.
+        ranks: usize,
+        /// The length of the input of each rank.
+        input_bytes: u64,
+        /// The length of the output of each rank.
+        output_bytes: u64,
+    },
 }
 
 /// Stores the block lengths of a layout in the form that its collective needs.
@@ -43,19 +55,39 @@ pub(super) enum Sizes {
     Received { tensors: Box<[Lengths]>, tensor_offsets: Box<[u64]>, blocks: Lengths },
     /// One length for each pair of ranks, in `rows` by provider and in `columns` by receiver.
     ///
-    /// `now` replaces the lengths of one rank in the current start.
-    Pairs { rows: Box<[Lengths]>, columns: Box<[Lengths]>, now: Option<PairsNow> },
+    /// `now` replaces the blocks of one rank in the current start. If `is_placed` is set, only the
+    /// totals of `rows` and `columns` are valid, because each start has lengths and places of its
+    /// own.
+    Pairs { rows: Box<[Lengths]>, columns: Box<[Lengths]>, now: Option<PairsNow>, is_placed: bool },
 }
 
-/// Stores the lengths of the blocks that `rank` sends and receives in the current start of an
-/// operation.
-///
-/// They can be shorter than those of the layout.
+/// Stores the blocks that `rank` sends and receives in the current start of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PairsNow {
     rank: Rank,
-    send: Box<[u64]>,
-    receive: Box<[u64]>,
+    send: Box<[PlacedBlock]>,
+    receive: Box<[PlacedBlock]>,
+}
+
+impl PairsNow {
+    /// Returns the block from `provider` to `receiver`, or `None` if neither is the rank whose
+    /// blocks are stored.
+    fn block(&self, provider: Rank, receiver: Rank) -> Option<PlacedBlock> {
+        if provider == self.rank {
+            return Some(self.send[receiver.index()]);
+        }
+        (receiver == self.rank).then(|| self.receive[provider.index()])
+    }
+}
+
+/// Stores the length of a block, and its offsets in the input of its provider and in the output of
+/// its receiver, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[doc(hidden)]
+pub struct PlacedBlock {
+    pub bytes: u64,
+    pub input_offset: u64,
+    pub output_offset: u64,
 }
 
 /// Specifies the block lengths in bytes for one start of a resizable operation.
@@ -70,6 +102,11 @@ pub enum StartBytes<'a> {
         rank: Rank,
         send: &'a dyn Fn(Rank) -> u64,
         receive: &'a dyn Fn(Rank) -> u64,
+    },
+    /// The blocks that `rank` sends and receives, by provider and receiver.
+    Placed {
+        rank: Rank,
+        block: &'a dyn Fn(Rank, Rank) -> PlacedBlock,
     },
 }
 
@@ -104,7 +141,7 @@ impl BlockBytes {
             Self::ByTensor(tensors) => {
                 tensors.iter().map(parts).collect::<Result<_, _>>().map(Self::ByTensor)
             }
-            Self::ByPair(_) => Err(differ()),
+            Self::ByPair(_) | Self::ByStart { .. } => Err(differ()),
         }
     }
 }
@@ -130,7 +167,14 @@ impl Sizes {
             BlockBytes::ByPair(rows) if collective.has_block_per_pair() => {
                 Self::of_pairs(rows.into())
             }
-            BlockBytes::ByPair(_) => Err(invalid(format!(
+
+            BlockBytes::ByStart { ranks, input_bytes, output_bytes }
+                if collective.has_block_per_pair() =>
+            {
+                Self::of_totals(ranks, input_bytes, output_bytes)
+            }
+
+            BlockBytes::ByPair(_) | BlockBytes::ByStart { .. } => Err(invalid(format!(
                 "blocks have a length for each pair of ranks, expected one for each rank in {}",
                 collective.with_article()
             ))),
@@ -187,7 +231,40 @@ impl Sizes {
             Lengths::by_rank(&bytes)
         };
         let columns = Rank::all(ranks).map(column).collect::<Result<_, _>>()?;
-        Ok(Self::Pairs { rows, columns, now: None })
+        Ok(Self::Pairs { rows, columns, now: None, is_placed: false })
+    }
+
+    /// Creates the lengths of inputs and outputs of which each start places the blocks.
+    fn of_totals(ranks: usize, input_bytes: u64, output_bytes: u64) -> Result<Self, Error> {
+        // Only the total of the lengths is used, so one of them has all bytes.
+        let lengths = |total| {
+            let mut bytes = vec![0; ranks];
+            if let Some(first) = bytes.first_mut() {
+                *first = total;
+            }
+            let lengths = Lengths::by_rank(&bytes)?;
+            Ok::<_, Error>(vec![lengths; ranks].into())
+        };
+
+        let (rows, columns) = (lengths(input_bytes)?, lengths(output_bytes)?);
+        Ok(Self::Pairs { rows, columns, now: None, is_placed: true })
+    }
+
+    /// Returns the block from `provider` to `receiver` if each pair of ranks has a length of its
+    /// own.
+    fn pair(&self, provider: Rank, receiver: Rank) -> Option<PlacedBlock> {
+        let Self::Pairs { rows, columns, now, is_placed } = self else { return None };
+
+        let in_start = now.as_ref().and_then(|now| now.block(provider, receiver));
+        let prepared = || match is_placed {
+            true => PlacedBlock::default(),
+            false => PlacedBlock {
+                bytes: rows[provider.index()].bytes(receiver),
+                input_offset: rows[provider.index()].offset(receiver),
+                output_offset: columns[receiver.index()].offset(provider),
+            },
+        };
+        Some(in_start.unwrap_or_else(prepared))
     }
 }
 
@@ -283,11 +360,9 @@ impl Layout {
             _ if !self.collective.requires(provider, receiver) => 0,
             Sizes::Provided { blocks, .. } => blocks.bytes(provider),
             Sizes::Received { blocks, .. } => blocks.bytes(receiver),
-            Sizes::Pairs { rows, now, .. } => match now {
-                Some(now) if now.rank == provider => now.send[receiver.index()],
-                Some(now) if now.rank == receiver => now.receive[provider.index()],
-                _ => rows[provider.index()].bytes(receiver),
-            },
+            sizes @ Sizes::Pairs { .. } => {
+                sizes.pair(provider, receiver).map_or(0, |block| block.bytes)
+            }
         }
     }
 
@@ -359,7 +434,8 @@ impl Layout {
 
     /// Returns the length of the output of `rank` in bytes; 0 if the rank receives no block.
     ///
-    /// An output holds a block from every rank that provides one.
+    /// An output holds a block from every rank that provides one. If each start places its blocks,
+    /// the output of the rank that has placed them ends with the last one.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -368,6 +444,10 @@ impl Layout {
             _ if !self.collective.is_receiver(rank) => 0,
             Sizes::Provided { blocks, .. } => blocks.total(),
             Sizes::Received { blocks, .. } => self.providers_before(None) * blocks.bytes(rank),
+            Sizes::Pairs { now: Some(now), is_placed: true, .. } if now.rank == rank => {
+                let ends = now.receive.iter().map(|block| block.output_offset + block.bytes);
+                ends.max().unwrap_or(0)
+            }
             Sizes::Pairs { columns, .. } => columns[rank.index()].total(),
         }
     }
@@ -447,6 +527,12 @@ impl Layout {
         self.collective.is_reduction() && self.collective.all_ranks_get_the_same()
     }
 
+    /// Returns whether each start has block lengths and places of its own within the inputs and
+    /// outputs.
+    pub(super) fn has_placed_blocks(&self) -> bool {
+        matches!(self.blocks, Sizes::Pairs { is_placed: true, .. })
+    }
+
     /// Replaces the block lengths by those of one start of a resizable operation.
     ///
     /// Blocks follow each other without gaps. But if each pair of ranks has a length, the blocks
@@ -480,7 +566,7 @@ impl Layout {
                     _ if !collective.has_block_of(rank) => 0,
                     StartBytes::ByRank(bytes) => bytes(rank),
                     StartBytes::Equal(bytes) => bytes,
-                    StartBytes::ByPair { .. } => 0,
+                    StartBytes::ByPair { .. } | StartBytes::Placed { .. } => 0,
                 };
 
                 // A layout that can be resized has one tensor, so its pieces are the blocks.
@@ -507,20 +593,29 @@ impl Layout {
                 blocks.set(bytes);
             }
 
-            (Sizes::Pairs { rows, now, .. }, StartBytes::ByPair { rank, send, receive }) => {
-                let ranks = rows.len();
+            (
+                Sizes::Pairs { rows, columns, now, is_placed: false },
+                StartBytes::ByPair { rank, send, receive },
+            ) => {
                 // A rank knows only its own lengths in this start, so `rows` and `columns` keep
                 // those of the layout.
-                let now = now.get_or_insert_with(|| PairsNow {
-                    rank,
-                    send: vec![0; ranks].into(),
-                    receive: vec![0; ranks].into(),
+                set_now(now, rank, ranks, |provider, receiver| PlacedBlock {
+                    bytes: if provider == rank { send(receiver) } else { receive(provider) },
+                    input_offset: rows[provider.index()].offset(receiver),
+                    output_offset: columns[receiver.index()].offset(provider),
                 });
+            }
 
+            (
+                Sizes::Pairs { rows, columns, now, is_placed: true },
+                StartBytes::Placed { rank, block },
+            ) => {
+                let ends = [rows[0].total(), columns[0].total()];
                 for peer in Rank::all(ranks) {
-                    now.send[peer.index()] = send(peer);
-                    now.receive[peer.index()] = receive(peer);
+                    check_placed((rank, peer), block(rank, peer), ends)?;
+                    check_placed((peer, rank), block(peer, rank), ends)?;
                 }
+                set_now(now, rank, ranks, block);
             }
 
             (Sizes::Pairs { .. }, _) => {
@@ -583,13 +678,17 @@ impl Layout {
                 }
             }
 
-            // The rank checks only its own blocks; peers check theirs.
-            (Sizes::Pairs { now: Some(now), .. }, Sizes::Pairs { rows, columns, .. }) => {
+            // The rank checks only its own blocks; peers check theirs. `set_blocks` has checked
+            // blocks that a start places.
+            (
+                Sizes::Pairs { now: Some(now), is_placed: false, .. },
+                Sizes::Pairs { rows, columns, .. },
+            ) => {
                 let most_sent = &rows[now.rank.index()];
                 let most_received = &columns[now.rank.index()];
                 ranks.find_map(|rank| {
-                    let send = now.send[rank.index()];
-                    let receive = now.receive[rank.index()];
+                    let send = now.send[rank.index()].bytes;
+                    let receive = now.receive[rank.index()].bytes;
                     let longer_sent =
                         longer("the block for the output", rank, send, most_sent.bytes(rank));
                     longer_sent.or_else(|| {
@@ -628,7 +727,9 @@ impl Layout {
                 blocks.offset(receiver)
             }
             Sizes::Received { blocks, .. } if !self.is_input_shared => blocks.offset(receiver),
-            Sizes::Pairs { rows, .. } => rows[provider.index()].offset(receiver),
+            sizes @ Sizes::Pairs { .. } => {
+                sizes.pair(provider, receiver).map_or(0, |block| block.input_offset)
+            }
             Sizes::Provided { .. } | Sizes::Received { .. } => 0,
         }
     }
@@ -684,9 +785,48 @@ impl Layout {
             Sizes::Received { tensors, .. } => {
                 self.providers_before(Some(provider)) * tensors[tensor].bytes(receiver)
             }
-            Sizes::Pairs { columns, .. } => columns[receiver.index()].offset(provider),
+            sizes @ Sizes::Pairs { .. } => {
+                sizes.pair(provider, receiver).map_or(0, |block| block.output_offset)
+            }
         }
     }
+}
+
+/// Replaces the blocks of `rank` by those of a start.
+fn set_now(
+    now: &mut Option<PairsNow>,
+    rank: Rank,
+    ranks: usize,
+    block: impl Fn(Rank, Rank) -> PlacedBlock,
+) {
+    let none = || vec![PlacedBlock::default(); ranks].into();
+    let now = now.get_or_insert_with(|| PairsNow { rank, send: none(), receive: none() });
+
+    for peer in Rank::all(ranks) {
+        now.send[peer.index()] = block(rank, peer);
+        now.receive[peer.index()] = block(peer, rank);
+    }
+}
+
+/// Checks that a block lies within the input of its provider and the output of its receiver, which
+/// have the lengths `ends`.
+fn check_placed(
+    (provider, receiver): (Rank, Rank),
+    block: PlacedBlock,
+    ends: [u64; 2],
+) -> Result<(), Error> {
+    let sides =
+        [("input", provider, block.input_offset), ("output", receiver, block.output_offset)];
+    for ((side, rank, offset), end) in sides.into_iter().zip(ends) {
+        if offset.checked_add(block.bytes).is_none_or(|block_end| block_end > end) {
+            return Err(invalid(format!(
+                "the block from rank {provider} to rank {receiver} is {} bytes at byte {offset} of \
+                 the {side} of rank {rank}, expected a range within its {end} bytes",
+                block.bytes
+            )));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -747,6 +887,46 @@ mod tests {
                 assert_eq!(described(&resized), described(&scatter(start)), "{ranks} ranks");
             }
         }
+    }
+
+    /// Each start has other lengths and places, and none leaves its input or output.
+    #[test]
+    fn starts_place_their_blocks_within_the_totals() {
+        let blocks = BlockBytes::ByStart { ranks: 2, input_bytes: 100, output_bytes: 60 };
+        let mut layout = Layout::of_blocks(Collective::AllToAll, blocks.clone(), 1).unwrap();
+        let lengths = |layout: &Layout| {
+            let own = [layout.input_bytes(Rank(0)), layout.output_bytes(Rank(0))];
+            (own, layout.input_bytes_max(), layout.output_bytes_max())
+        };
+        assert_eq!(lengths(&layout), ([100, 60], 100, 60));
+        assert_eq!(layout.block_bytes(Rank(0), Rank(0)), 0);
+
+        let placed =
+            |bytes, input_offset, output_offset| PlacedBlock { bytes, input_offset, output_offset };
+        let first = [[placed(10, 90, 0), placed(30, 0, 0)], [placed(7, 3, 10), placed(0, 0, 0)]];
+        let block = |from: Rank, to: Rank| first[from.index()][to.index()];
+        layout.set_blocks(StartBytes::Placed { rank: Rank(0), block: &block }).unwrap();
+        assert_eq!(lengths(&layout), ([100, 17], 100, 60));
+        let cell = |layout: &Layout, from, to| {
+            let span = layout.cell(Cell { block: Rank(from), chunk: 0 }, Rank(to));
+            placed(span.bytes, span.input_offset, span.output_offset)
+        };
+        assert_eq!([cell(&layout, 0, 0), cell(&layout, 0, 1)], first[0]);
+        assert_eq!(cell(&layout, 1, 0), first[1][0]);
+        assert_eq!(layout.own_position(Rank(0), 0, Source::Input).offset, 0);
+
+        for (wrong, side) in [(placed(11, 90, 0), "input"), (placed(10, 0, 51), "output")] {
+            let block = |from: Rank, to: Rank| {
+                if (from, to) == (Rank(1), Rank(0)) { wrong } else { PlacedBlock::default() }
+            };
+            let error = layout.set_blocks(StartBytes::Placed { rank: Rank(0), block: &block });
+            let text = error.unwrap_err().to_string();
+            assert!(text.contains("from rank 1 to rank 0") && text.contains(side), "{text}");
+            assert_eq!(cell(&layout, 1, 0), first[1][0], "a start that is refused changes nothing");
+        }
+        let by_pair = StartBytes::ByPair { rank: Rank(0), send: &|_| 1, receive: &|_| 1 };
+        assert!(layout.set_blocks(by_pair).is_err());
+        assert!(Layout::of_blocks(Collective::AllGather, blocks, 1).is_err());
     }
 
     /// A shorter input can have a longer part, for which the inbox of the longest input may be too

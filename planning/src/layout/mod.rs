@@ -34,7 +34,7 @@ mod pieces;
 pub use blocks::BlockBytes;
 use blocks::Sizes;
 #[doc(hidden)]
-pub use blocks::StartBytes;
+pub use blocks::{PlacedBlock, StartBytes};
 #[doc(hidden)]
 pub use flags::reader;
 pub use flags::{FLAG_WORDS, FlagLayout};
@@ -564,13 +564,17 @@ impl Layout {
     /// # Panics
     /// If there is no such rank or tensor.
     pub fn own_position(&self, rank: Rank, tensor: usize, from: Source) -> BufferPosition {
-        match from {
-            Source::Input => self.input_position(rank, tensor, Rank(0)),
+        match (from, &self.placement(rank).input) {
+            // The first block can be anywhere in an input in which each start places the blocks.
+            (Source::Input, InputPlacement::Contiguous(position)) if self.has_placed_blocks() => {
+                *position
+            }
+            (Source::Input, _) => self.input_position(rank, tensor, Rank(0)),
             // In place, a rank contributes all of its output.
-            Source::Output if self.collective.is_reduction() => {
+            (Source::Output, _) if self.collective.is_reduction() => {
                 self.output_position(rank, tensor, Rank(0))
             }
-            Source::Output => self.output_position(rank, tensor, rank),
+            (Source::Output, _) => self.output_position(rank, tensor, rank),
         }
     }
 

@@ -8,6 +8,7 @@ mod support;
 mod beside;
 mod capture;
 mod channels;
+mod counts;
 mod immediate;
 mod order;
 mod overdue;

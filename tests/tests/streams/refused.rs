@@ -8,11 +8,7 @@ use peerlane_hal::ErrorKind;
 use peerlane_host as host;
 use peerlane_tests::middleware::{DowngradeLayer, Stream, StreamLayer, Wrapped};
 
-use crate::support::{BLOCK_BYTES, LONG, in_group};
-
-struct Foreign;
-
-impl peerlane_hal::Stream for Foreign {}
+use crate::support::{BLOCK_BYTES, Foreign, LONG, in_group};
 
 #[test]
 fn a_stream_of_another_backend() {

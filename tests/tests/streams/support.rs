@@ -69,6 +69,11 @@ pub(crate) fn in_group_with<R: Send>(
     })
 }
 
+/// A stream of no backend here.
+pub(crate) struct Foreign;
+
+impl peerlane_hal::Stream for Foreign {}
+
 /// Bytes that work on a stream touches.
 #[derive(Clone, Copy)]
 struct Span {
@@ -133,6 +138,17 @@ impl Rounds {
             let span = output;
             let is_right = span.holds(&gathered(ranks, now.load(Ordering::SeqCst)));
             right.fetch_add(u64::from(is_right), Ordering::SeqCst);
+            span.fill(0xEE);
+        });
+    }
+
+    /// The stream compares an output with `expected`, and then spoils it.
+    pub(crate) fn look_for(&self, stream: &Stream, expected: Vec<u8>, output: MemoryRange) {
+        let right = Arc::clone(&self.right);
+        let output = Span::of(output);
+        stream.run(move || {
+            let span = output;
+            right.fetch_add(u64::from(span.holds(&expected)), Ordering::SeqCst);
             span.fill(0xEE);
         });
     }

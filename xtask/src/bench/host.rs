@@ -1,4 +1,4 @@
-//! `cargo xtask bench host`: measures Peerlane and Open MPI in turns, size by size.
+//! `cargo xtask bench host`: measures Peerlane and Open MPI by turns, size by size.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,8 +10,8 @@ use super::{median, sizes};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome};
 
-/// Totals from here on have to be faster than Open MPI by `FASTER`, or reach `SHARE_OF_LIMIT` of the speed of bare
-/// copies. Smaller ones must not be slower.
+/// Totals from here on have to be faster than Open MPI by `FASTER`, or reach `SHARE_OF_LIMIT` of
+/// the speed of bare copies. Smaller ones must not be slower.
 const LARGE_BYTES: u64 = 64 << 10;
 const FASTER: f64 = 1.3;
 const SHARE_OF_LIMIT: f64 = 0.9;
@@ -117,16 +117,16 @@ struct Sample {
     limit_us: Option<f64>,
 }
 
-/// Configurations of Open MPI: name, whether waiting ranks spin, and options. Each size is measured in all that apply,
-/// and the fastest counts. If ranks that spin outnumber cores, each wait takes a time slice, and Open MPI refuses to
-/// start without `--oversubscribe`.
+/// Configurations of Open MPI: name, whether waiting ranks spin, and options. Each size is measured
+/// in all that apply, and the fastest counts. If ranks that spin outnumber cores, each wait takes a
+/// time slice, and Open MPI refuses to start without `--oversubscribe`.
 const SETTINGS: [Setting; 3] = [
     ("default", true, ""),
     ("unbound", true, "--bind-to none"),
     ("yielding", false, "--bind-to none --oversubscribe --mca mpi_yield_when_idle 1"),
 ];
 
-type Setting = (&'static str, bool, &'static str);
+pub(super) type Setting = (&'static str, bool, &'static str);
 
 /// The two programs that are compared, in so many rounds.
 struct Programs {
@@ -146,15 +146,14 @@ pub(super) fn run(options: &Options) -> Outcome {
 fn measure(options: &Options, collective: Collective) -> Outcome {
     let metadata = workspace::members()?;
     let target = metadata.target_directory.as_std_path();
+    let root = metadata.workspace_root.as_std_path();
     let programs = Programs {
         collective,
         rounds: options.rounds,
-        open_mpi: build_open_mpi(metadata.workspace_root.as_std_path(), &target.join("peers"))?,
+        open_mpi: build_open_mpi(root, &target.join("peers"), "openmpi_collective")?,
         peerlane: workspace::build_program(target, true)?,
     };
-    let printed = process::output(Command::new("mpirun").arg("--version"))?;
-    let open_mpi = printed.lines().next().and_then(|line| line.rsplit(' ').next());
-    let open_mpi = open_mpi.unwrap_or_default().to_owned();
+    let open_mpi = open_mpi_version()?;
     let machine = Machine::ask()?;
 
     print!("{}", report::head(&columns()));
@@ -173,24 +172,32 @@ fn measure(options: &Options, collective: Collective) -> Outcome {
     report::save(collective.page().1, &record, &record.page(), goals)
 }
 
-/// Compiles the program that times Open MPI's collectives.
-fn build_open_mpi(root: &Path, folder: &Path) -> Outcome<PathBuf> {
+/// Returns the version of Open MPI.
+pub(super) fn open_mpi_version() -> Outcome<String> {
+    let printed = process::output(Command::new("mpirun").arg("--version"))?;
+    let version = printed.lines().next().and_then(|line| line.rsplit(' ').next());
+    Ok(version.unwrap_or_default().to_owned())
+}
+
+/// Compiles a program that times Open MPI, of which xtask/peers has the source.
+pub(super) fn build_open_mpi(root: &Path, folder: &Path, name: &str) -> Outcome<PathBuf> {
     for tool in ["mpicc", "mpirun"] {
         if !process::answers(Command::new(tool).arg("--version")) {
             let hint = "apt install openmpi-bin libopenmpi-dev";
             return Err(format!("{tool} is missing; {hint}").into());
         }
     }
+
     std::fs::create_dir_all(folder)?;
-    let program = folder.join("openmpi_collective");
+    let program = folder.join(name);
     let mut compiler = Command::new("mpicc");
     compiler.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program);
-    process::run(compiler.arg(root.join("xtask/peers/openmpi_collective.c")))?;
+    process::run(compiler.arg(root.join(format!("xtask/peers/{name}.c"))))?;
     Ok(program)
 }
 
 /// Returns the settings that suit this number of ranks and cores.
-fn settings(ranks: usize, cores: usize) -> impl Iterator<Item = Setting> {
+pub(super) fn settings(ranks: usize, cores: usize) -> impl Iterator<Item = Setting> {
     SETTINGS.into_iter().filter(move |(_, spins, _)| !spins || ranks <= cores)
 }
 

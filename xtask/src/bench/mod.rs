@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `report` | records, pages, tables and goals |
 //! | `host` | collectives between processes of one host, against Open MPI |
+//! | `experts` | all-to-alls whose starts have counts of their own, against Open MPI |
 //! | `cost` | predicted and measured times |
 //! | `hierarchical` | the hierarchical all-gather against its phases |
 //! | `cuda` | all-gathers between GPUs, against NCCL and bare copies |
@@ -14,6 +15,7 @@ use peerlane_rxe_vm::process::Outcome;
 
 mod cost;
 mod cuda;
+mod experts;
 mod hierarchical;
 mod host;
 mod planning;
@@ -25,13 +27,16 @@ mod report;
 pub(crate) enum Bench {
     /// Measures collectives between processes of this host, against Open MPI's.
     Host(host::Options),
+    /// Measures all-to-alls whose starts have counts of their own, against Open MPI.
+    Experts(experts::Options),
     /// Compares the times that the cost model predicts with measured ones.
     Cost(cost::Options),
     /// Measures the hierarchical all-gather on virtual nodes of this host, against its phases.
     Hierarchical(hierarchical::Options),
     /// Measures the all-gather between GPUs of this host, against NCCL's and bare copies.
     Cuda(cuda::Options),
-    /// Measures puts, signals and all-gathers over RDMA in a virtual machine, against perftest and Open MPI.
+    /// Measures puts, signals and all-gathers over RDMA in a virtual machine, against perftest and
+    /// Open MPI.
     Rdma(rdma::Options),
     /// Measures the planning of one rank and the simulation of all, over the number of ranks.
     Plan,
@@ -41,6 +46,7 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: Bench) -> Outcome {
     match bench {
         Bench::Host(options) => host::run(&options),
+        Bench::Experts(options) => experts::run(&options),
         Bench::Cost(options) => cost::run(&options),
         Bench::Hierarchical(options) => hierarchical::run(&options),
         Bench::Cuda(options) => cuda::run(&options),

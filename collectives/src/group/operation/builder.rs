@@ -517,6 +517,11 @@ impl<'g, T> OperationBuilder<'g, T> {
         Ok(Operation::new(state))
     }
 
+    /// Returns the group and the description of the operation.
+    pub(super) fn into_parts(self) -> (&'g mut Group, OperationSpec) {
+        (self.group, self.spec)
+    }
+
     /// Returns the description of the operation without its group, for [`Group::prepare_all`].
     #[must_use]
     pub fn describe(self) -> OperationDescription<T> {

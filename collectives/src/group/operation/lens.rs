@@ -34,6 +34,7 @@ enum Kind {
     Tensors(Vec<BlockLens>),
     SendReceive(PairLens),
     Agreed(Vec<PairLens>),
+    ByStart { send_max: usize, receive_max: usize },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +59,16 @@ impl BlockLens {
     /// one rank sends to another must be what the other receives from it.
     pub fn send_receive(send: &[usize], receive: &[usize]) -> Self {
         Self(Kind::SendReceive(PairLens { send: send.to_vec(), receive: receive.to_vec() }))
+    }
+
+    /// Returns the lengths of an all-to-all whose starts have lengths and places of their own,
+    /// within inputs of `send_max` elements and outputs of `receive_max` elements.
+    pub(super) fn by_start(send_max: usize, receive_max: usize) -> Self {
+        Self(Kind::ByStart { send_max, receive_max })
+    }
+
+    pub(super) fn is_by_start(&self) -> bool {
+        matches!(self.0, Kind::ByStart { .. })
     }
 
     pub(super) fn tensor_count(&self) -> usize {
@@ -120,6 +131,12 @@ impl BlockLens {
                 .collect::<Result<_, _>>()
                 .map(BlockBytes::ByPair),
 
+            Kind::ByStart { send_max, receive_max } => Ok(BlockBytes::ByStart {
+                ranks,
+                input_bytes: bytes(dtype, "send_max", *send_max)?,
+                output_bytes: bytes(dtype, "receive_max", *receive_max)?,
+            }),
+
             Kind::Equal(_) => self.lengths(dtype, "block_len", ranks).map(BlockBytes::ByRank),
             Kind::Each(_) | Kind::SendReceive(_) => {
                 self.lengths(dtype, "block_lens", ranks).map(BlockBytes::ByRank)
@@ -131,7 +148,7 @@ impl BlockLens {
         match &self.0 {
             Kind::Equal(len) => Lengths::equal(ranks, bytes(dtype, name, *len)?),
             Kind::Each(lens) => each(dtype, name, lens, ranks),
-            Kind::Tensors(_) | Kind::SendReceive(_) | Kind::Agreed(_) => {
+            Kind::Tensors(_) | Kind::SendReceive(_) | Kind::Agreed(_) | Kind::ByStart { .. } => {
                 Err(invalid(format!("{name} is not one length, or one for each rank")))
             }
         }
@@ -150,6 +167,10 @@ pub(super) fn fields(blocks: &BlockBytes) -> Vec<(String, String)> {
         }
         // All ranks have computed them from the same offers.
         BlockBytes::ByPair(_) => {}
+        BlockBytes::ByStart { input_bytes, output_bytes, .. } => {
+            fields.push(("bytes of the input".to_owned(), input_bytes.to_string()));
+            fields.push(("bytes of the output".to_owned(), output_bytes.to_string()));
+        }
     }
     fields
 }

@@ -15,6 +15,8 @@
 //! | `started.rs` | the handles of starts that are not complete |
 //! | `lease.rs` | the handle of a start on a stream |
 //! | `resize.rs` | lengths and places of single starts |
+//! | `all_to_all_v.rs` | all-to-alls whose starts exchange their counts |
+//! | `counts.rs` | the counts of such a start, and their checks |
 //! | `access.rs` | input and output between starts, by address, as bytes and as elements |
 //!
 //! Only the access to elements depends on their type. Everything else is in `State`, or in methods
@@ -22,9 +24,11 @@
 //! time.
 
 mod access;
+mod all_to_all_v;
 mod builder;
 mod choice;
 mod constructors;
+mod counts;
 mod execution;
 mod lease;
 mod lens;
@@ -46,7 +50,9 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Stream};
 
 pub use access::OutputPart;
+pub use all_to_all_v::{AllToAllV, AllToAllVBuilder};
 pub use builder::{Matrix, OperationBuilder, OperationDescription};
+pub use counts::SendCounts;
 pub use lease::Lease;
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};

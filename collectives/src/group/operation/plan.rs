@@ -29,7 +29,6 @@ const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
 /// Saving one phase of flags with a second output saves 7 to 20 µs up to this output size on GPUs,
 /// and 1 % beyond it (docs/perf/cuda-allgather.md).
 const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
-
 pub(super) struct GroupInfo<'a> {
     pub(super) rank: Rank,
     pub(super) topology: &'a Topology,
@@ -218,6 +217,9 @@ impl OperationPlan {
     /// alike.
     pub(super) fn shorter(&self, group: &GroupInfo<'_>) -> Result<Vec<PlanRange>, Error> {
         let Method { algorithm, chunks, .. } = self.spec.method;
+        if self.spec.lens.is_by_start() {
+            return Ok(self.entered().into_iter().collect());
+        }
         let Some(lengths) = self.layout.lengths().filter(|_| self.spec.resizable) else {
             return Ok(Vec::new());
         };
@@ -258,6 +260,17 @@ impl OperationPlan {
         limit_plans(&mut plans, PLANS_MAX);
         plans.remove(0);
         Ok(plans)
+    }
+
+    /// Returns the description of the plan for starts of an all-to-all-v that all ranks have
+    /// entered on the host when they begin, if it differs from this one.
+    ///
+    /// Their outputs are free then, as if another output was used in turn.
+    fn entered(&self) -> Option<PlanRange> {
+        let Choice { form, algorithm, chunks, ref engine, .. } = self.choice;
+        let engine = engine.clone();
+        let range = PlanRange { bytes_max: u64::MAX, form, algorithm, chunks, engine };
+        (self.shape.outputs == 1).then_some(range)
     }
 
     /// Returns the variants for starts whose blocks are divided by two `halvings` times.
@@ -453,7 +466,7 @@ fn check_resizable(spec: &OperationSpec) -> Result<(), Error> {
         "destinations are given, expected one output buffer or a window"
     } else if spec.lens.tensor_count() > 1 {
         "there are several tensors, expected one"
-    } else if spec.outputs.is_some_and(|outputs| outputs > 1) {
+    } else if spec.outputs.is_some_and(|outputs| outputs > 1) && !spec.lens.is_by_start() {
         "outputs is 2, expected 1"
     } else {
         return Ok(());
@@ -473,9 +486,10 @@ fn outputs(
         FlagOrder::Batched => TWO_OUTPUTS_BATCHED_BYTES_MAX,
         FlagOrder::Prompt => TWO_OUTPUTS_BYTES_MAX,
     };
-    let takes_turns = request.takes_turns() && !spec.resizable;
+    // The place of the output of another resizable operation is the caller's.
+    let takes_turns = request.takes_turns() && (!spec.resizable || spec.lens.is_by_start());
     let outputs = spec.outputs.unwrap_or_else(|| {
-        let is_small = layout.output_bytes_max() <= bytes_max;
+        let is_small = !spec.resizable && layout.output_bytes_max() <= bytes_max;
         let own = spec.output_buffers.is_empty();
         if is_small && !spec.in_place && takes_turns && own { 2 } else { 1 }
     });

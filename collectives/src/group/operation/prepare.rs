@@ -40,6 +40,7 @@ use crate::run::executor::{Executor, ExecutorOptions};
 use crate::run::lane::{Adder, Lane};
 use crate::run::program::{Binding, FlagTiers, Program, is_tiered};
 use crate::run::queue::{Queue, copies_rows};
+use crate::verify;
 
 /// Holds what a rank tells the others about operations that are prepared, apart from the values
 /// that must be equal.
@@ -331,10 +332,16 @@ impl Preparation {
             let method = Method { algorithm, chunks, links, form, engine };
             let spec = operation.spec.clone();
             let (inputs, output_buffers) = Default::default();
-            let spec = OperationSpec { method, inputs, output_buffers, ..spec };
+            // Only a plan for starts that all ranks have entered is for the longest starts. It is
+            // the one for two outputs, which needs no flags that say that an output is free.
+            let outputs = if range.is_for_all() { Some(2) } else { spec.outputs };
+            let spec = OperationSpec { method, inputs, output_buffers, outputs, ..spec };
             let mut plan = OperationPlan::new(spec, &mut group_info(group, failed))?;
             plan.shorten(range.bytes_max)?;
 
+            if range.is_for_all() && !verify::can_follow(&operation.plan, &plan.plan) {
+                continue;
+            }
             // All plans share their flags, so they use the same tiers.
             if is_tiered(&plan.plan) == is_tiered(&operation.plan) {
                 operation.share_flags(&plan);
@@ -433,7 +440,8 @@ impl Preparation {
             add("begin of the input in the window", begin.to_string());
         }
 
-        for (PlanRange { bytes_max, form, algorithm, chunks, engine }, _) in &self.shorter {
+        let shorter = self.shorter.iter().filter(|(range, _)| !range.is_for_all());
+        for (PlanRange { bytes_max, form, algorithm, chunks, engine }, _) in shorter {
             let form = form.map_or(String::new(), |form| format!(", {}", form.name()));
             let plan = format!("{algorithm}{form}, {chunks} chunks, {engine}");
             add(&format!("plan up to {bytes_max} bytes"), plan);
@@ -579,7 +587,8 @@ impl Preparation {
             shorter.bind(group, origins, epoch_base, deadline)?;
         }
 
-        let shorter = self.shorter.iter().map(|(range, _)| range.clone()).collect();
+        let shorter = self.shorter.iter().map(|(range, _)| range);
+        let shorter = shorter.filter(|range| !range.is_for_all()).cloned().collect();
         let memory = summed(self.memory.held(), group.setup.selection.device);
         Ok(Report { shorter, memory, ..report })
     }

@@ -228,6 +228,17 @@ impl Prepared {
         self.fail()
     }
 
+    /// Checks that a start that is not captured can go onto a stream, and returns whether the
+    /// stream captures. Nothing is started.
+    pub(super) fn check_stream(&self, stream: &dyn Any) -> Result<bool, Error> {
+        self.executor().check_before(stream)
+    }
+
+    /// Returns what runs the group of the operation.
+    pub(super) fn runtime(&self) -> &Arc<Runtime> {
+        &self.runtime
+    }
+
     fn enqueue_on(
         &self,
         executor: &mut Executor,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use peerlane_hal::{ErrorKind, Rank};
 
+use super::counts::CountTable;
 use super::prepared::Prepared;
 use super::{Operation, State};
 use crate::collective::Collective;
@@ -35,6 +36,7 @@ enum PartLens<'a> {
     Equal(usize),
     Each(&'a [usize]),
     SendReceive(&'a [usize], &'a [usize]),
+    Table(&'a CountTable),
 }
 
 impl<'a> Part<'a> {
@@ -57,6 +59,11 @@ impl<'a> Part<'a> {
     /// compare it in every start, see [`Operation::resize`].
     pub fn send_receive(send: &'a [usize], receive: &'a [usize]) -> Self {
         Self { lens: PartLens::SendReceive(send, receive), ..Self::len(0) }
+    }
+
+    /// Creates a part with the blocks of a table that [`CountTable::place`] has accepted.
+    pub(super) fn table(table: &'a CountTable) -> Self {
+        Self { lens: PartLens::Table(table), ..Self::len(0) }
     }
 
     /// Sets the element of the input buffer or window at which the input begins. The default is the
@@ -201,6 +208,10 @@ impl Resizing {
                 let (send, receive) = (|rank| of(send, rank), |rank| of(receive, rank));
                 next.set_blocks(StartBytes::ByPair { rank, send: &send, receive: &receive })
             }
+            PartLens::Table(table) => {
+                let block = |provider, receiver| table.block(provider, receiver, size);
+                next.set_blocks(StartBytes::Placed { rank, block: &block })
+            }
         }
     }
 
@@ -248,7 +259,11 @@ impl Resizing {
         }
 
         let data_bytes = next.data_bytes();
-        let plan = self.plans.iter().rposition(|plan| data_bytes <= plan.bytes_max).unwrap_or(0);
+        let plan = match part.lens {
+            // The last plan is that for starts which all ranks have entered.
+            PartLens::Table(table) if !table.is_entered() => 0,
+            _ => self.plans.iter().rposition(|plan| data_bytes <= plan.bytes_max).unwrap_or(0),
+        };
         if plan != 0 {
             self.set_lengths(plan, part.lens, rank)?;
         }
@@ -329,7 +344,7 @@ impl<T> Operation<T> {
 }
 
 impl State {
-    fn resize(&mut self, part: &Part<'_>) -> Result<(), Error> {
+    pub(super) fn resize(&mut self, part: &Part<'_>) -> Result<(), Error> {
         let Some(mut resizing) = self.resizing.take() else {
             return Err(invalid(
                 "the operation is not resizable; prepare it with `resizable()`".to_owned(),

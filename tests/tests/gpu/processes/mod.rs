@@ -8,6 +8,7 @@
 mod algorithms;
 mod captured;
 mod channels;
+mod counts;
 mod heap;
 mod own_memory;
 mod parent;
@@ -150,7 +151,7 @@ impl Scenario {
             Self::Captured => captured::cases(),
             Self::Together => together::cases(),
             Self::Windows => windows::cases(),
-            Self::Resized => resized::cases(),
+            Self::Resized => resized::cases().into_iter().chain(counts::cases()).collect(),
             Self::Heap => heap::cases(ranks),
             Self::Channels => channels::cases(),
             Self::Reductions => reductions::cases(),
