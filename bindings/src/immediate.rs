@@ -11,7 +11,7 @@ use crate::stream::Stream;
 
 /// The input or the output of a call.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum Location {
     /// Memory of the caller at an address, as a number, so that another thread can make the call.
     Address(usize),
     /// A part of a window.
@@ -22,7 +22,7 @@ pub enum Place {
 #[derive(Clone, Debug)]
 pub struct Array {
     /// Where the elements are.
-    pub place: Place,
+    pub location: Location,
     /// The type of the elements.
     pub dtype: DType,
     /// The elements of the type that count as one.
@@ -37,10 +37,10 @@ impl Array {
     /// # Safety
     /// As [`Input::from_address`].
     unsafe fn input(&self) -> Input<'static> {
-        let input = match &self.place {
-            Place::Part(part) => part.clone().into(),
+        let input = match &self.location {
+            Location::Part(part) => part.clone().into(),
             // SAFETY: this function has the same contract.
-            Place::Address(address) => unsafe {
+            Location::Address(address) => unsafe {
                 Input::from_address(pointer(*address), self.dtype, self.len * self.unit)
             },
         };
@@ -52,10 +52,10 @@ impl Array {
     /// # Safety
     /// As [`Output::from_address`].
     unsafe fn output(&self) -> Output<'static> {
-        let output = match &self.place {
-            Place::Part(part) => part.clone().into(),
+        let output = match &self.location {
+            Location::Part(part) => part.clone().into(),
             // SAFETY: this function has the same contract.
-            Place::Address(address) => unsafe {
+            Location::Address(address) => unsafe {
                 Output::from_address(pointer(*address), self.dtype, self.len * self.unit)
             },
         };

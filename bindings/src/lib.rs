@@ -9,7 +9,7 @@ mod report;
 mod stream;
 
 pub use fork::check_process;
-pub use immediate::{Array, Call, Place};
+pub use immediate::{Array, Call, Location};
 pub use operation::{AnyOperation, Request};
 pub use report::stats_json;
 pub use stream::Stream;
