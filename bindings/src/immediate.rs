@@ -96,6 +96,9 @@ impl Call {
         if let Some(counts) = &self.counts {
             call = call.counts(counts);
         }
+        if let Some((send, receive)) = &self.splits {
+            call = call.splits(send, receive);
+        }
         if let Some(beside_compute) = self.beside_compute {
             call = call.beside_compute(beside_compute);
         }

@@ -49,8 +49,6 @@ class Arena:
         self.free: list[list[tuple[int, int]]] = []
         # The blocks in use: window number, begin, end and bytes by block number.
         self.blocks: dict[int, tuple[int, int, int, int]] = {}
-        # The windows and places of blocks by address and size.
-        self.places: dict[tuple[int, int], tuple[_native.Window, int]] = {}
         self.count = 0
         # The numbers of blocks that this rank has freed since the last exchange.
         self.freed: list[int] = []
@@ -80,7 +78,8 @@ class Arena:
             number, self.count = self.count, self.count + 1
             self.blocks[number] = (index, begin, begin + taken, nbytes)
             window = self.windows[index]
-            self.places[window.address + begin, nbytes] = window, begin
+            # An array that is a whole block is used there. A part of a block can be another part on another rank.
+            self.group.add_place(window.address + begin, nbytes, window, begin)
             # The only block in use is this one, which no rank has freed.
             is_alone = len(self.blocks) == 1
             if self.exchange is None and not is_alone and not any(end - begin >= taken for ranges in self.free for begin, end in ranges):
@@ -120,13 +119,6 @@ class Arena:
         """Returns the bytes of all windows."""
         return sum(window.nbytes for window in self.windows)
 
-    def find(self, address: int, nbytes: int) -> tuple[_native.Window, int] | None:
-        """Returns the window of an array that is a whole block, and its place in the window.
-
-        A part of a block can be another part on another rank, so its place is not used.
-        """
-        return self.places.get((address, nbytes))
-
     def settled(self) -> _native.Group:
         """Returns the group for a call that all ranks make together, after the exchange in progress, whose blocks become free."""
         with self.lock:
@@ -147,7 +139,7 @@ class Arena:
                 for number in sorted(n for n, ranks in self.freed_by.items() if len(ranks) == self.group.ranks):
                     del self.freed_by[number]
                     index, begin, end, nbytes = self.blocks.pop(number)
-                    del self.places[self.windows[index].address + begin, nbytes]
+                    self.group.remove_place(self.windows[index].address + begin, nbytes)
                     self.free[index] = _joined(sorted([*self.free[index], (begin, end)]))
             return self.group
 

@@ -1,4 +1,4 @@
-"""Enqueues collectives on streams of a GPU. PyTorch makes the streams and the copies."""
+"""Enqueues collectives on streams of a GPU, which PyTorch makes."""
 
 from __future__ import annotations
 
@@ -40,29 +40,16 @@ class StreamFuture:
 class Streams:
     """Enqueues the collectives of one group."""
 
-    def __init__(self, calls: Any):
-        self.calls, self.torch = calls, _torch()
-        self.device: int = calls.group.memory_device[1]
+    def __init__(self, group: _native.Group):
+        self.group, self.torch = group, _torch()
+        self.device: int = group.memory_device[1]
         self.side: Any = None
-        # The stream and the event of the last start that used the memory for copies.
-        self.last_copies: tuple[int, Any] | None = None
         # Arrays of work that streams may not have done yet, with the event after it.
         self.in_use: list[tuple[Any, tuple]] = []
 
-    def start(
-        self,
-        collective: str,
-        source: View | None,
-        target: View | None,
-        count: Any,
-        root: int,
-        reduction: str,
-        is_beside: bool,
-        stream: Any,
-        wait: bool,
-    ) -> StreamFuture | None:
-        """Enqueues a start with the copies before and after it; on a stream of its own unless `wait` is set."""
-        torch, calls = self.torch, self.calls
+    def start(self, arguments: tuple, source: View | None, target: View | None, stream: Any, wait: bool) -> StreamFuture | None:
+        """Enqueues a call; on a stream of its own unless `wait` is set."""
+        torch = self.torch
         current = caller = torch.cuda.current_stream(self.device)
         if stream is not None:
             is_torch = isinstance(stream, torch.cuda.Stream)
@@ -74,34 +61,20 @@ class Streams:
                 self.side = torch.cuda.Stream(self.device)
             used = self.side
             used.wait_stream(caller)
-        with nullcontext() if caller is current else torch.cuda.stream(caller):
-            is_captured = torch.cuda.is_current_stream_capturing()
-        planned = calls.plan(collective, source, target, count, root, is_captured)
-        before, after = planned.copies_in(), planned.copies_out()
-        with nullcontext() if used is current else torch.cuda.stream(used):
-            operation = calls.operation(planned, root, reduction, is_beside)
-            # Copies of a graph have memory of their own, and an event of a capture cannot be waited for outside of it.
-            shares = (before or after) and not is_captured
-            if shares and self.last_copies is not None and self.last_copies[0] != used.cuda_stream:
-                used.wait_event(self.last_copies[1])
-            for copy in before:
-                self._copy(*copy)
-            operation.start_on(used.cuda_stream)
-            for copy in after:
-                self._copy(*copy)
-        event = used.record_event() if shares or not wait else None
-        if shares:
-            self.last_copies = (used.cuda_stream, event)
-        if not is_captured:  # during which no event can be queried
-            self.drop_unused()
+        self.group.call_on(arguments, used.cuda_stream)
+        event = None if wait else used.record_event()
         if wait and used is not caller:
             caller.wait_stream(used)
-        # Allocators order memory with the current stream, so only work on other streams needs this.
-        if not is_captured and (not wait or caller is not current):
-            self.hold(caller if wait else used, source, target, event=None if wait else event)
-        if wait:
-            return None
-        return StreamFuture(calls.group, event, self.device)
+        # Allocators order memory with the current stream, so only work on other streams needs to hold it.
+        is_held = not wait or caller is not current
+        if is_held or self.in_use:
+            with nullcontext() if caller is current else torch.cuda.stream(caller):
+                is_captured = torch.cuda.is_current_stream_capturing()
+            if not is_captured:  # during which no event can be queried
+                self.drop_unused()
+                if is_held:
+                    self.hold(caller if wait else used, source, target, event=event)
+        return None if wait else StreamFuture(self.group, event, self.device)
 
     def hold(self, stream: Any, *arrays: Any, event: Any = None) -> None:
         """Keeps arrays allocated until a stream has done the work that is enqueued on it now, at whose end `event` is, if it is given.
@@ -126,18 +99,11 @@ class Streams:
         if not self.torch.cuda.is_current_stream_capturing():
             self.hold(self.torch.cuda.current_stream(self.device), *arrays)
 
-    def _copy(self, to: int, begin: int, nbytes: int) -> None:
-        if nbytes:
-            device = self.calls.group.memory_device
-            ends = (self.torch.from_dlpack(_native.Memory(address, nbytes, "u8", device, None).__dlpack__()) for address in (to, begin))
-            destination, source = ends
-            destination.copy_(source, non_blocking=True)
-
 
 def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        text = "collectives on arrays of a GPU need PyTorch for streams and copies: pip install torch; or prepare an operation and use start_on"
+        text = "collectives on arrays of a GPU need PyTorch for streams: pip install torch; or prepare an operation and use start_on"
         raise Unavailable(text) from None
     return torch

@@ -113,7 +113,7 @@ class AllGather(_Hook):
         """Gathers the blocks of all ranks."""
         reason = self.reason(group, output_tensor)
         nbytes = output_tensor.numel() * output_tensor.element_size()
-        if reason is None and self.group._calls.arena.find(output_tensor.data_ptr(), nbytes) is None:
+        if reason is None and not self.group._native.has_place(output_tensor.data_ptr(), nbytes):
             reason = "the output is not in memory of the group: that is exhausted, or `allocate` did not allocate it"
         if reason is not None:
             self.fall_back(reason)

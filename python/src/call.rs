@@ -3,13 +3,14 @@
 use std::fmt::Display;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerlane::group::Caller;
 use peerlane::{Error, ErrorKind};
 use peerlane_bindings::check_process;
 use peerlane_toolkit::limits;
 use pyo3::conversion::FromPyObjectOwned;
+use pyo3::exceptions::PyTimeoutError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -47,6 +48,31 @@ pub(crate) fn short<R: Send>(
         body()
     })
     .map_err(|error| raised(&error))
+}
+
+/// Waits for a start by calls of `part`, which get the time that is left and return whether the
+/// start is complete. Ctrl-C and `limit` end the wait, and the start goes on.
+pub(crate) fn wait(
+    py: Python<'_>,
+    limit: Option<Duration>,
+    part: impl Fn(Option<Duration>) -> Result<bool, Error> + Sync,
+) -> PyResult<()> {
+    let begun = Instant::now();
+    loop {
+        let left = limit.map(|limit| limit.saturating_sub(begun.elapsed()));
+        if short(py, || part(left))? {
+            return Ok(());
+        }
+
+        py.check_signals()?;
+        if left == Some(Duration::ZERO) {
+            let text = format!(
+                "the start is not complete after {} s; it goes on, and `wait` can be called again",
+                limit.unwrap_or_default().as_secs_f64()
+            );
+            return Err(PyTimeoutError::new_err(text));
+        }
+    }
 }
 
 /// A call that runs on a thread of its own.
@@ -102,7 +128,8 @@ pub(crate) fn argument<'py, T: FromPyObjectOwned<'py>>(
     value.extract().map_err(|_| refused(name, value, expected))
 }
 
-/// Converts an argument that is a whole number. Floating-point numbers are refused, even without a fraction.
+/// Converts an argument that is a whole number. Floating-point numbers are refused, even without a
+/// fraction.
 pub(crate) fn whole<'py, T: Whole + FromPyObjectOwned<'py>>(
     name: &str,
     value: &Bound<'py, PyAny>,
@@ -120,7 +147,7 @@ fn refused(name: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
     invalid_argument(format!("{name} is {shown}, expected {expected}"))
 }
 
-/// Like [`whole`], for an argument that can be `None`.
+/// Converts an argument as [`whole`] does, or returns `None` for `None`.
 pub(crate) fn whole_if_any<'py, T: Whole + FromPyObjectOwned<'py>>(
     name: &str,
     value: Option<&Bound<'py, PyAny>>,
@@ -162,8 +189,8 @@ pub(crate) fn seconds(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<
     value.map(convert).transpose()
 }
 
-/// Returns the limit of a wait in seconds as a duration. The time left until a deadline that has passed is zero or negative, and such
-/// a wait looks once.
+/// Returns the limit of a wait in seconds as a duration. The time left until a deadline that has
+/// passed is zero or negative, and such a wait looks once.
 pub(crate) fn limit(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Duration>> {
     let convert = |value: &Bound<'_, PyAny>| {
         let expected = "a finite number of seconds below 2^63";
@@ -179,14 +206,16 @@ pub(crate) fn limit(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Op
 
 /// Takes an object of the library and drops it, which may wait, without the interpreter.
 ///
-/// A forked child forgets the object, and does not lock: a thread that exists only in the parent may hold the lock.
+/// A forked child forgets the object, and does not lock: a thread that exists only in the parent
+/// may hold the lock.
 pub(crate) fn drop_locked<T: Send>(object: &Mutex<Option<T>>) {
     if check_process().is_ok() {
         drop_detached(lock(object).take());
     }
 }
 
-/// Drops an object of the library, which may wait, without the interpreter; in a forked child, forgets it.
+/// Drops an object of the library, which may wait, without the interpreter; in a forked child,
+/// forgets it.
 pub(crate) fn drop_detached<T: Send>(object: Option<T>) {
     if check_process().is_err() {
         std::mem::forget(object);
@@ -196,7 +225,8 @@ pub(crate) fn drop_detached<T: Send>(object: Option<T>) {
     Python::try_attach(|py| py.detach(|| drop(object.take())));
 }
 
-/// Returns the object of a mutex that nothing else uses, whatever a thread of the parent of a forked child has done with it.
+/// Returns the object of a mutex that nothing else uses, whatever a thread of the parent of a
+/// forked child has done with it.
 pub(crate) fn take_owned<T>(object: &mut Mutex<Option<T>>) -> Option<T> {
     object.get_mut().unwrap_or_else(PoisonError::into_inner).take()
 }

@@ -1,8 +1,9 @@
 //! Groups, windows and hubs.
 
+use std::ffi::c_void;
 use std::fmt::Display;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,17 +17,19 @@ use peerlane::hal::{BackendId, Space};
 use peerlane::{
     Backend, BlockLens, DType, Deadline, Error, GroupOptions, OpenOptions, Operator, Rank,
 };
-use peerlane_bindings::{Request, check_process, stats_json};
+use peerlane_bindings::{Request, Stream, check_process, stats_json};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::call::{
-    Running, argument, begin, drop_detached, drop_locked, invalid, invalid_argument, lock, long,
-    raised, seconds, short, take_owned, whole, whole_if_any,
+    Running, SIGNALS, argument, begin, drop_detached, drop_locked, invalid, invalid_argument, lock,
+    long, raised, seconds, short, take_owned, whole, whole_if_any,
 };
-use crate::memory::{self, Memory};
+use crate::immediate::{Arguments, ArrayPlaces, StartedCall};
+use crate::memory;
 use crate::operation::Operation;
+use crate::window::Window;
 
 /// A group of ranks.
 #[pyclass(frozen)]
@@ -48,6 +51,8 @@ pub(crate) struct Group {
     beside_compute: bool,
     backend: BackendId,
     device: Option<u32>,
+    /// The places of arrays in windows.
+    places: ArrayPlaces,
 }
 
 struct Inner {
@@ -93,6 +98,7 @@ impl Group {
             beside_compute,
             backend: selection.local,
             device: selection.device,
+            places: ArrayPlaces::default(),
             inner: Arc::new(Inner {
                 group: Mutex::new(Some(group)),
                 is_abandoned: AtomicBool::new(false),
@@ -128,15 +134,22 @@ impl Group {
         }
     }
 
-    fn window(&self, window: peerlane::Window<u8>) -> Result<Window, Error> {
-        let memory = window.memory(0..window.len())?;
-        Ok(Window {
-            address: memory.base.as_ptr().expose_provenance(),
-            nbytes: window.len(),
-            device: memory::device(memory.space, self.backend, self.device),
-            views: Arc::default(),
-            window: Arc::new(Mutex::new(Some(window))),
+    /// Returns the number of ranks, which fits the number of a rank.
+    fn size(&self) -> u32 {
+        Rank::at(self.ranks).0
+    }
+
+    /// Drops the error of telling a refusal: the caller raises its own error, unless Ctrl-C has
+    /// ended the wait for the other ranks.
+    fn without_own_error(py: Python<'_>, told: PyResult<()>) -> PyResult<()> {
+        told.or_else(|failed| match failed.is_instance_of::<PyException>(py) {
+            true => Ok(()),
+            false => Err(failed),
         })
+    }
+
+    fn window(&self, window: peerlane::Window<u8>) -> Result<Window, Error> {
+        Window::new(window, self.backend, self.device)
     }
 }
 
@@ -422,22 +435,7 @@ impl Group {
             Ok(())
         });
 
-        // The caller raises its own error, unless Ctrl-C has ended the wait for the other ranks.
-        told.or_else(|failed| match failed.is_instance_of::<PyException>(py) {
-            true => Ok(()),
-            false => Err(failed),
-        })
-    }
-
-    /// Notes that this rank has refused the arguments of a call that exchanges no messages.
-    fn note_refusal(&self, text: &str) {
-        // While another call of this rank has the group, that one says what this rank does.
-        if check_process().is_ok()
-            && let Ok(group) = self.inner.group.try_lock()
-            && let Some(group) = group.as_ref()
-        {
-            group.note_refusal(&invalid(text));
-        }
+        Self::without_own_error(py, told)
     }
 
     /// Gathers bytes of every rank.
@@ -457,6 +455,94 @@ impl Group {
         let data = bytes("data", data)?;
         let inner = Arc::clone(&self.inner);
         begin(move || inner.with(|group| group.exchange(&data))).map(Exchange)
+    }
+
+    /// Notes the place of an array in a window, which is equal on all ranks, so that calls use it
+    /// without a copy.
+    fn add_place(&self, address: usize, nbytes: usize, window: Py<Window>, begin: usize) {
+        self.places.add(address, nbytes, (window, begin));
+    }
+
+    /// Returns whether an array has a place in a window.
+    fn has_place(&self, address: usize, nbytes: usize) -> bool {
+        self.places.contains(address, nbytes)
+    }
+
+    /// Forgets the place of an array that was freed.
+    fn remove_place(&self, address: usize, nbytes: usize) {
+        self.places.remove(address, nbytes);
+    }
+
+    /// Starts a collective call on arrays of the host, and waits a short time for it if `waits` is
+    /// set. Returns `None` if it is complete.
+    fn call(
+        &self,
+        py: Python<'_>,
+        arguments: Arguments<'_>,
+        waits: bool,
+    ) -> PyResult<Option<StartedCall>> {
+        let call = self.places.call(self.size(), arguments)?;
+        let begun = short(py, || {
+            self.inner.with(|group| {
+                // SAFETY: the caller in Python keeps the arrays until the call is complete.
+                let Some(mut start) = unsafe { call.try_start(group) }? else { return Ok(None) };
+                let is_done = waits && start.wait_part(SIGNALS)?;
+                Ok(Some((!is_done).then_some(start)))
+            })
+        })?;
+
+        let start = match begun {
+            Some(start) => start,
+            None => {
+                // SAFETY: as above.
+                Some(self.long(py, move |group| unsafe { call.start(group) })?)
+            }
+        };
+        Ok(start.map(StartedCall::new))
+    }
+
+    /// Enqueues a collective call on a stream of CUDA or ROCm, by its handle.
+    fn call_on(&self, py: Python<'_>, arguments: Arguments<'_>, stream: usize) -> PyResult<()> {
+        let call = self.places.call(self.size(), arguments)?;
+        let backend = self.backend;
+        let stream = move || {
+            let stream = ptr::with_exposed_provenance_mut::<c_void>(stream);
+            // SAFETY: the caller in Python gives a stream that lives.
+            unsafe { Stream::from_raw(backend, stream) }
+        };
+
+        // SAFETY: the caller in Python keeps the arrays until the stream is done, and its
+        // documentation says when the replays of graphs must be complete.
+        let enqueued =
+            short(py, || self.inner.with(|group| unsafe { call.try_run_on(group, stream()) }))?;
+        if enqueued {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        self.long(py, move |group| unsafe { call.run_on(group, stream()) })
+    }
+
+    /// Tells the other ranks that this rank refuses the arguments of an all-to-all with splits.
+    fn refuse_splits(&self, py: Python<'_>, text: &str) -> PyResult<()> {
+        let error = invalid(text);
+        let told = self.long(py, move |group| {
+            group.refuse_splits(error);
+            Ok(())
+        });
+        Self::without_own_error(py, told)
+    }
+
+    /// Tells the other ranks that this rank refuses the arguments of a call on arrays, unless that
+    /// would exchange messages. Returns whether it did.
+    fn note_call_refusal(&self, collective: &str, text: &str) -> bool {
+        // While another call of this rank has the group, that one says what this rank does.
+        if check_process().is_err() {
+            return true;
+        }
+        let Ok(group) = self.inner.group.try_lock() else { return true };
+        let Some(collective) = Collective::of_name(collective) else { return false };
+        let group = group.as_ref();
+        group.is_none_or(|group| group.note_immediate_refusal(collective, &invalid(text)))
     }
 
     /// Raises the error that has ended the group, if one has. It does not wait.
@@ -551,7 +637,7 @@ impl Group {
     ) -> PyResult<Window> {
         let arguments = memory_of(address, nbytes);
         let window = self.collective(py, arguments, |group, (address, nbytes)| {
-            let base = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
+            let base = NonNull::new(ptr::with_exposed_provenance_mut(address));
             let base = base.expect("the address is not 0");
             // SAFETY: the documentation of `Group.window_over` in Python requires it.
             let buffer = unsafe { group.register_at::<u8>(base, nbytes) };
@@ -586,15 +672,7 @@ impl Group {
 
     /// Releases the memory of a window on every rank.
     fn release(&self, py: Python<'_>, window: &Window) -> PyResult<()> {
-        let views = Arc::strong_count(&window.views) - 1;
-        let unused = match views {
-            0 => Ok(Arc::clone(&window.window)),
-            _ => Err(invalid_argument(format!(
-                "{views} arrays or tensors of the window are in use; delete them before it is released"
-            ))),
-        };
-
-        self.collective(py, unused, |group, place| {
+        self.collective(py, window.unused(), |group, place| {
             // The interpreter must not wait for the lock as long as the release takes.
             let Some(window) = lock(&place).take() else {
                 return Err(group.refuse(invalid("the window was released")));
@@ -694,80 +772,6 @@ impl Exchange {
     fn wait<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         Ok(self.0.wait(py)?.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
-}
-
-/// Memory of the same size on every rank.
-#[pyclass(frozen)]
-pub(crate) struct Window {
-    /// `None` after the window was released.
-    window: Arc<Mutex<Option<peerlane::Window<u8>>>>,
-    /// The address on this rank.
-    #[pyo3(get)]
-    address: usize,
-    #[pyo3(get)]
-    nbytes: usize,
-    device: (i32, i32),
-    /// Counts the views of the memory.
-    views: Arc<()>,
-}
-
-impl Window {
-    fn cast(&self) -> PyResult<peerlane::Window<u8>> {
-        let window = lock(&self.window);
-        let window = window.as_ref().ok_or_else(|| invalid_argument("the window was released"))?;
-        Ok(window.cast())
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        if check_process().is_err() {
-            // The window stays with the parent.
-            std::mem::forget(Arc::clone(&self.window));
-        }
-        drop_locked(&self.window);
-    }
-}
-
-#[pymethods]
-impl Window {
-    /// Returns `nbytes` bytes of the window from `begin` on, as elements of a type.
-    #[pyo3(signature = (begin=None, nbytes=None, dtype="u8"))]
-    fn memory(
-        slf: &Bound<'_, Self>,
-        begin: Option<&Bound<'_, PyAny>>,
-        nbytes: Option<&Bound<'_, PyAny>>,
-        dtype: &str,
-    ) -> PyResult<Memory> {
-        let begin: usize = whole_if_any("begin", begin)?.unwrap_or(0);
-        let nbytes: Option<usize> = whole_if_any("nbytes", nbytes)?;
-
-        let this = slf.get();
-        let nbytes = nbytes.unwrap_or(this.nbytes.saturating_sub(begin));
-        let size = memory::dtype(dtype)?.bytes();
-        if !begin.is_multiple_of(size) || !nbytes.is_multiple_of(size) {
-            let text = format!(
-                "begin is {begin} and nbytes {nbytes}, expected multiples of {size}, the size of {dtype}"
-            );
-            return Err(invalid_argument(text));
-        }
-
-        let window = this.cast()?;
-        let memory = window.memory(begin..begin.saturating_add(nbytes));
-        let memory = memory.map_err(|error| raised(&error))?;
-
-        // The window stays open as long as an array uses this view.
-        let owner = View { _window: slf.clone().unbind(), _count: Arc::clone(&this.views) };
-        let owner = Py::new(slf.py(), owner)?.into_any();
-        Ok(Memory::within(&memory.into(), memory::dtype(dtype)?, this.device, owner))
-    }
-}
-
-/// Keeps a window open for one view of its memory, and counts the view.
-#[pyclass(frozen)]
-struct View {
-    _window: Py<Window>,
-    _count: Arc<()>,
 }
 
 /// Serves the messages through which ranks find each other and agree.

@@ -9,19 +9,25 @@ use pyo3::prelude::*;
 mod arrays;
 mod call;
 mod group;
+mod immediate;
 mod memory;
 mod operation;
+mod window;
 
 #[pymodule]
 mod _native {
     #[pymodule_export]
     use super::arrays::{Borrowed, buffer, from_dlpack};
     #[pymodule_export]
-    use super::group::{Exchange, Goal, Group, Hub, Window};
+    use super::group::{Exchange, Goal, Group, Hub};
+    #[pymodule_export]
+    use super::immediate::StartedCall;
     #[pymodule_export]
     use super::memory::{Memory, element_types};
     #[pymodule_export]
     use super::operation::Operation;
+    #[pymodule_export]
+    use super::window::Window;
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

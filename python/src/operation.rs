@@ -3,17 +3,16 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use peerlane::hal::BackendId;
 use peerlane::{DType, Error, Part};
 use peerlane_bindings::{AnyOperation, Stream};
-use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
 use crate::call::{
-    SIGNALS, argument, drop_detached, drop_locked, invalid, limit, lock, short, take_owned, whole,
-    whole_if_any,
+    SIGNALS, argument, drop_detached, drop_locked, invalid, limit, lock, short, take_owned, wait,
+    whole, whole_if_any,
 };
 use crate::group::{LENS, Lens};
 use crate::memory::{Memory, RawRange};
@@ -114,27 +113,12 @@ impl Operation {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let limit = limit("timeout", timeout)?;
-        let begun = Instant::now();
-        loop {
-            let left = limit.map(|limit| limit.saturating_sub(begun.elapsed()));
-            let wait = |operation: &mut AnyOperation| match left {
+        wait(py, limit, |left| {
+            self.with(|operation| match left {
                 Some(left) => operation.wait(Some(left.min(SIGNALS))),
                 None => operation.wait_part(SIGNALS),
-            };
-
-            if short(py, || self.with(wait))? {
-                return Ok(());
-            }
-
-            py.check_signals()?;
-            if left == Some(Duration::ZERO) {
-                let text = format!(
-                    "the start is not complete after {} s; it goes on, and `wait` can be called again",
-                    limit.unwrap_or_default().as_secs_f64()
-                );
-                return Err(PyTimeoutError::new_err(text));
-            }
-        }
+            })
+        })
     }
 
     /// Returns whether the output of the open start is complete, without waiting.

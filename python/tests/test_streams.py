@@ -112,39 +112,25 @@ def torch(monkeypatch):
     sys.modules.pop("peerlane.torch", None)
 
 
-class Operation:
-    def __init__(self):
-        self.streams = []
+class Group:
+    """The native group of a GPU."""
 
-    def start_on(self, stream):
-        self.streams.append(stream)
-
-
-class Planned:
-    def copies_in(self):
-        return []
-
-    copies_out = copies_in
-
-
-class Calls:
-    """The collectives of a group on a GPU."""
-
-    group = types.SimpleNamespace(memory_device=(2, 0), check=lambda: None)
+    memory_device = (2, 0)
 
     def __init__(self):
-        from peerlane._gpu import Streams
+        self.calls = []
 
-        self.started = Operation()
-        self.are_beside = []
-        self.streams = Streams(self)
+    def check(self):
+        pass
 
-    def plan(self, *_):
-        return Planned()
+    def call_on(self, arguments, stream):
+        self.calls.append((arguments, stream))
 
-    def operation(self, planned, root, reduction, is_beside):
-        self.are_beside.append(is_beside)
-        return self.started
+
+def streams_of_group():
+    from peerlane._gpu import Streams
+
+    return Streams(Group())
 
 
 class Array:
@@ -152,11 +138,11 @@ class Array:
 
 
 def test_a_start_keeps_its_arrays_until_its_stream_is_done_with_them(torch):
-    streams = Calls().streams
+    streams = streams_of_group()
     for stream, wait in [(None, False), (Stream(9), False), (Stream(9), True)]:
         source, target = Array(), Array()
         kept = [weakref.ref(source), weakref.ref(target)]
-        streams.start("all-gather", source, target, 1, 0, "sum", False, stream, wait)
+        streams.start((), source, target, stream, wait)
         del source, target
         assert all(array() is not None for array in kept), (stream, wait)
         event = streams.in_use[-1][0]
@@ -168,24 +154,27 @@ def test_a_start_keeps_its_arrays_until_its_stream_is_done_with_them(torch):
         streams.drop_unused()
         assert all(array() is None for array in kept) and not streams.in_use
     # On the current stream, the allocator orders the memory itself.
-    streams.start("all-gather", Array(), Array(), 1, 0, "sum", False, None, True)
+    streams.start((), Array(), Array(), None, True)
     assert not streams.in_use
     Cuda.is_captured = True
-    streams.start("all-gather", Array(), Array(), 1, 0, "sum", False, Stream(9), True)
+    streams.start((), Array(), Array(), Stream(9), True)
     assert not streams.in_use
 
 
-def test_a_start_on_a_stream_has_the_intent_of_its_call(torch):
-    calls = Calls()
-    for is_beside in (True, False):
-        calls.streams.start("all-gather", Array(), Array(), 1, 0, "sum", is_beside, None, True)
-    assert calls.are_beside == [True, False]
+def test_a_call_is_made_on_the_stream_of_the_caller_or_on_one_beside_it(torch):
+    streams = streams_of_group()
+    streams.start(("on", 1), Array(), Array(), Stream(9), True)
+    streams.start(("beside", 2), Array(), Array(), Stream(9), False)
+    Cuda.current[0] = Stream(0)
+    streams.start(("not on the default stream", 3), Array(), Array(), None, True)
+    side = streams.side.cuda_stream
+    assert streams.group.calls == [(("on", 1), 9), (("beside", 2), side), (("not on the default stream", 3), side)]
 
 
 def test_an_event_that_is_late_does_not_keep_the_arrays_of_others(torch):
-    streams = Calls().streams
+    streams = streams_of_group()
     for _ in range(3):
-        streams.start("all-gather", Array(), Array(), 1, 0, "sum", False, None, False)
+        streams.start((), Array(), Array(), None, False)
     streams.in_use[1][0].is_done = True
     streams.drop_unused()
     assert len(streams.in_use) == 2
@@ -197,7 +186,8 @@ def test_an_event_that_is_late_does_not_keep_the_arrays_of_others(torch):
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_list_is_kept_until_its_copies_have_run(torch, is_async):
     module = importlib.import_module("peerlane.torch")
-    calls, log = Calls(), []
+    log = []
+    calls = types.SimpleNamespace(streams=streams_of_group())
     group = types.SimpleNamespace(_calls=calls)
     flat, tensors = Tensor([1, 2, 3], log), [Tensor([0], log), Tensor([0, 0], log)]
     kept = [weakref.ref(each) for each in (flat, *tensors)]

@@ -88,8 +88,7 @@ pub struct CallCounts {
     pub calls: u64,
     /// The number of calls that found an operation that was prepared before.
     pub hits: u64,
-    /// The number of calls in which this rank copied between memory of the caller and memory of the
-    /// group.
+    /// The number of calls whose input or output was copied through memory of the group.
     pub copied: u64,
     /// The number of operations that are kept now.
     pub operations: usize,

@@ -502,3 +502,88 @@ fn a_start_is_completed_by_its_handle_or_by_the_next_call() {
         Ok(())
     });
 }
+
+/// The elements that each rank sends to each rank, by sender and receiver.
+fn random_table(rng: &mut fastrand::Rng, ranks: usize, most: usize) -> Vec<Vec<usize>> {
+    let row = |rng: &mut fastrand::Rng| (0..ranks).map(|_| rng.usize(..most)).collect();
+    (0..ranks).map(|_| row(rng)).collect()
+}
+
+#[test]
+fn splits_move_what_each_pair_of_ranks_says() {
+    for ranks in 1..=5 {
+        in_group(ranks, |group| {
+            let rank = group.rank().index();
+            let mut rng = fastrand::Rng::with_seed(ranks as u64);
+            for call in 0..30 {
+                // From the tenth call on, the memory for copies has to grow.
+                let table = random_table(&mut rng, ranks, if call < 10 { 20 } else { 9000 });
+                let value = |from: usize, to: usize, index: usize| {
+                    (call + 100 * from + 10_000 * to + index) as u32
+                };
+                let block = |from: usize, to: usize| {
+                    (0..table[from][to]).map(move |index| value(from, to, index))
+                };
+
+                let send = table[rank].clone();
+                let receive: Vec<usize> = table.iter().map(|row| row[rank]).collect();
+                let input: Vec<u32> = (0..ranks).flat_map(|to| block(rank, to)).collect();
+                let expected: Vec<u32> = (0..ranks).flat_map(|from| block(from, rank)).collect();
+                let mut output = vec![7; expected.len()];
+                let exchange = group.immediate(Collective::AllToAll).splits(&send, &receive);
+                exchange.run(&input, &mut output)?;
+                assert_eq!(output, expected, "call {call} of {ranks} ranks");
+            }
+            assert!(group.stats().immediate.hits >= 20);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn splits_of_one_rank_that_are_wrong_are_an_error_on_all_and_nothing_moves() {
+    in_group(3, |group| {
+        let rank = group.rank().0;
+        let call = |group: &mut Group, send: &[usize], receive: &[usize], len: usize| {
+            let mut output = vec![9_i32; receive.iter().sum()];
+            let exchange = group.immediate(Collective::AllToAll).splits(send, receive);
+            let result = exchange.run(&vec![rank as i32; len], &mut output);
+            if result.is_err() {
+                assert!(output.iter().all(|value| *value == 9), "bytes moved");
+            }
+            result.map(|()| output)
+        };
+
+        // The first call prepares, and the refusal is told even then.
+        let sends: &[usize] = if rank == 1 { &[1, 1] } else { &[1; 3] };
+        let error = call(group, sends, &[1; 3], 3).unwrap_err();
+        let text = "splits, send: [1, 1] for 3 elements, expected 3 numbers with that sum";
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(rank == 1 || error.to_string().contains("rank 1"), "{error}");
+
+        // Rank 2 expects another number than rank 0 sends.
+        let receive: &[usize] = if rank == 2 { &[2, 1, 1] } else { &[1; 3] };
+        let error = call(group, &[1; 3], receive, 3).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        let text = "rank 0 sends 1 elements to rank 2, which expects 2";
+        assert!(error.to_string().contains(text), "{error}");
+
+        // Elements of another type on one rank.
+        let exchange = group.immediate(Collective::AllToAll).splits(&[1; 3], &[1; 3]);
+        let error = match rank {
+            0 => exchange.run(&[1_u32; 3], &mut [0_u32; 3]).unwrap_err(),
+            _ => exchange.run(&[1_f32; 3], &mut [0_f32; 3]).unwrap_err(),
+        };
+        assert!(error.to_string().contains("ranks disagree"), "{error}");
+
+        let refused = Error::new(ErrorKind::InvalidArgument, "a reason of the caller");
+        let error = match rank {
+            2 => group.refuse_splits(refused),
+            _ => call(group, &[1; 3], &[1; 3], 3).unwrap_err(),
+        };
+        assert!(error.to_string().contains("a reason of the caller"), "{error}");
+
+        assert_eq!(call(group, &[1; 3], &[1; 3], 3)?, [0, 1, 2]);
+        Ok(())
+    });
+}

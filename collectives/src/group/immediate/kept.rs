@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::shape::Lens;
 use crate::collective::Collective;
-use crate::element::{DType, Operator};
-use crate::group::operation::UntypedOperation;
+use crate::element::{DType, Operator, Untyped};
+use crate::group::operation::{AllToAllV, UntypedOperation};
 
 /// What two calls have in common that can use the same prepared operation.
 ///
@@ -35,16 +36,42 @@ pub(super) struct Start {
 }
 
 /// An operation that calls share. The handle of a start has it too.
-pub(super) struct Kept(Mutex<UntypedOperation>);
+pub(super) struct Kept(Mutex<Prepared>);
+
+pub(super) enum Prepared {
+    Operation(Box<UntypedOperation>),
+    AllToAllV(Box<AllToAllV<Untyped>>),
+}
 
 impl Kept {
-    pub(super) fn new(operation: UntypedOperation) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(operation)))
+    pub(super) fn new(prepared: Prepared) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(prepared)))
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, UntypedOperation> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Prepared> {
         // An operation whose start has panicked waits for it in the next start.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The operation that moves the data.
+impl Deref for Prepared {
+    type Target = UntypedOperation;
+
+    fn deref(&self) -> &UntypedOperation {
+        match self {
+            Self::Operation(operation) => operation,
+            Self::AllToAllV(exchange) => &exchange.data,
+        }
+    }
+}
+
+impl DerefMut for Prepared {
+    fn deref_mut(&mut self) -> &mut UntypedOperation {
+        match self {
+            Self::Operation(operation) => operation,
+            Self::AllToAllV(exchange) => &mut exchange.data,
+        }
     }
 }
 

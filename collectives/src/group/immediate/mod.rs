@@ -7,12 +7,14 @@
 //! | `sides.rs` | what a call uses directly and what it copies |
 //! | `staging.rs` | memory for copies, and the copies |
 //! | `kept.rs` | the operations that are kept for the next calls |
+//! | `splits.rs` | all-to-alls in which each pair of ranks has a length |
 //! | `start.rs` | the starts of these operations |
 
 mod kept;
 mod memory;
 mod shape;
 mod sides;
+mod splits;
 mod staging;
 mod start;
 
@@ -25,7 +27,7 @@ use peerlane_hal::{Deadline, ErrorKind, Stream};
 pub use memory::{Input, Output, WindowPart};
 pub use start::ImmediateStart;
 
-use self::kept::{Kept, Key, RecentMap, Start};
+use self::kept::{Kept, Key, Prepared, RecentMap, Start};
 use self::memory::Memory;
 use self::shape::{Lens, Shape, invalid};
 use self::sides::{Placed, Sides};
@@ -100,6 +102,8 @@ pub struct Immediate<'g> {
     collective: Collective,
     operator: Operator,
     counts: Option<Vec<usize>>,
+    /// What this rank sends to each rank and receives from it, if each pair has a length.
+    splits: Option<[Vec<usize>; 2]>,
     beside_compute: bool,
     timeout: Duration,
     captures: bool,
@@ -114,6 +118,9 @@ pub(super) struct Calls {
     /// Operations that graphs have recorded, which stay, because a graph can be replayed at any
     /// time.
     recorded: RecentMap<Key, Entry>,
+    /// The operations of calls with splits, by the window that holds their memory and by whether
+    /// they run beside compute.
+    with_splits: RecentMap<(u64, bool), Arc<Kept>>,
     staging: Staging,
     /// The last start on the host, until it is complete.
     open: Option<Arc<OpenCall>>,
@@ -134,6 +141,7 @@ impl Default for Calls {
         Self {
             operations: RecentMap::new(OPERATIONS_MAX),
             recorded: RecentMap::new(usize::MAX),
+            with_splits: RecentMap::new(OPERATIONS_MAX),
             staging: Staging::default(),
             open: None,
             counts: CallCounts::default(),
@@ -144,7 +152,7 @@ impl Default for Calls {
 impl Calls {
     pub(super) fn counts(&self) -> CallCounts {
         CallCounts {
-            operations: self.operations.len() + self.recorded.len(),
+            operations: self.operations.len() + self.recorded.len() + self.with_splits.len(),
             copy_bytes: self.staging.bytes(),
             ..self.counts
         }
@@ -160,6 +168,7 @@ impl Calls {
     pub(super) fn forget_window(&mut self, number: u64) {
         self.operations.retain(|key| !key.windows.contains(&Some(number)));
         self.recorded.retain(|key| !key.windows.contains(&Some(number)));
+        self.with_splits.retain(|(window, _)| *window != number);
     }
 
     /// Drops all operations and the memory for copies.
@@ -168,6 +177,7 @@ impl Calls {
         self.open = None;
         self.operations.clear();
         self.recorded.clear();
+        self.with_splits.clear();
         self.staging = Staging::default();
     }
 }
@@ -184,6 +194,7 @@ impl Group {
             collective,
             operator: Operator::default(),
             counts: None,
+            splits: None,
             beside_compute,
             timeout,
             captures: false,
@@ -206,6 +217,18 @@ impl Immediate<'_> {
     /// powers of two share one.
     pub fn counts(mut self, counts: &[usize]) -> Self {
         self.counts = Some(counts.to_vec());
+        self
+    }
+
+    /// Sets the elements that this rank sends to each rank and receives from it in an all-to-all,
+    /// whose blocks then follow each other in the input and in the output.
+    ///
+    /// Every rank tells the others its lists in each call, as in an
+    /// [`AllToAllV`](super::AllToAllV), which says what that costs. So the host waits for the other
+    /// ranks, even if the call is on a stream, and the call cannot be recorded. What a rank sends
+    /// to another must be what the other one receives from it.
+    pub fn splits(mut self, send: &[usize], receive: &[usize]) -> Self {
+        self.splits = Some([send.to_vec(), receive.to_vec()]);
         self
     }
 
@@ -417,6 +440,9 @@ impl Immediate<'_> {
         when: When,
     ) -> Result<Option<Ready>, Error> {
         self.group.runtime.life.check()?;
+        if self.splits.is_some() {
+            return self.ready_with_splits(input, output, when);
+        }
         let (dtype, shape, sides) = match self.find_sides(input, output) {
             Ok(found) => found,
             Err(error) => return self.refused(error),
@@ -435,7 +461,7 @@ impl Immediate<'_> {
             },
         };
 
-        let (is_in_place, copies) = (sides.is_in_place(), sides.copies());
+        let is_in_place = sides.is_in_place();
         let placed = sides.place(lease.as_ref(), needs[0]);
         if placed.copies_device_memory() {
             self.group.staging_engine()?;
@@ -464,7 +490,7 @@ impl Immediate<'_> {
         let Some(operation) = self.operation(&key, start, &placed, when)? else { return Ok(None) };
         let counts = &mut self.group.immediate.counts;
         counts.calls += 1;
-        counts.copied += u64::from(copies);
+        counts.copied += u64::from(is_staged);
         Ok(Some(Ready { operation, placed, is_staged }))
     }
 
@@ -540,7 +566,7 @@ impl Immediate<'_> {
 
             let operation = self.prepare(key, placed)?;
             let entry = Entry {
-                operation: Kept::new(operation),
+                operation: Kept::new(Prepared::Operation(Box::new(operation))),
                 compared: RecentMap::new(STARTS_MAX),
                 last: None,
             };
@@ -658,6 +684,14 @@ impl Group {
         }
     }
 
+    /// Takes part in a call with [splits](Immediate::splits) that this rank refuses, and returns
+    /// the error. The other ranks return an error that names this rank and has the text of `error`.
+    pub fn refuse_splits(&mut self, error: Error) -> Error {
+        let call = self.immediate(Collective::AllToAll);
+        // If the refusal fails, the group has ended.
+        call.with_splits_refused(error)
+    }
+
     /// Tells the other ranks of a refusal as [`refuse_immediate`](Self::refuse_immediate), unless
     /// that would exchange messages. Returns whether it did.
     pub fn note_immediate_refusal(&self, collective: Collective, error: &Error) -> bool {
@@ -676,9 +710,9 @@ impl Group {
     pub fn finish_immediate(&mut self) -> Result<(), Error> {
         self.finish_open_call()?;
         let calls = &self.immediate;
-        for entry in calls.operations.values().chain(calls.recorded.values()) {
-            entry.operation.lock().settle()?;
-        }
+        let entries = calls.operations.values().chain(calls.recorded.values());
+        let mut kept = entries.map(|entry| &entry.operation).chain(calls.with_splits.values());
+        kept.try_for_each(|operation| operation.lock().settle())?;
         calls.staging.copier().settle()
     }
 

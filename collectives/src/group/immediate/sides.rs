@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use peerlane_hal::{Rank, Region as _, Space};
+use peerlane_hal::Rank;
 
 use super::memory::Memory;
 use super::shape::{Lens, Shape, invalid};
@@ -51,7 +51,7 @@ impl Placed {
     /// Returns whether this rank copies to or from memory that the host cannot access.
     pub(super) fn copies_device_memory(&self) -> bool {
         let mut copies = self.copy_in.iter().chain(&self.copy_out);
-        copies.any(|copy| copy.window.region().space() != Space::Host)
+        copies.any(|copy| copy.window.is_on_device())
     }
 }
 
@@ -170,11 +170,6 @@ impl Sides {
         [&self.input, &self.output].into_iter().any(|side| matches!(side, Side::Window(..)))
     }
 
-    /// Returns whether this rank copies.
-    pub(super) fn copies(&self) -> bool {
-        self.copied_in.is_some() || self.copied_out.is_some()
-    }
-
     /// Returns the bytes that the staged input and the staged output need.
     pub(super) fn staged_bytes(&self, [input, output]: [u64; 2]) -> [u64; 2] {
         let bytes = |side: &Side, bytes| if matches!(side, Side::Staged) { bytes } else { 0 };
@@ -274,7 +269,7 @@ mod tests {
         let shape = Shape { collective: Collective::AllReduce, ranks: 2, lens: Lens::Equal(4) };
         let sides = Sides::new(&shape, Rank(0), Some(array.clone()), Some(array)).unwrap();
         assert!(matches!((&sides.input, &sides.output), (Side::Staged, Side::Staged)));
-        assert!(!sides.is_in_place() && sides.copies());
+        assert!(!sides.is_in_place() && sides.are_staged());
         assert_eq!(sides.staged_bytes([4, 4]), [4, 4]);
     }
 }

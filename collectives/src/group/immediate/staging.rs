@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use peerlane_hal::{
     At, CaptureState, CopyEngine, Deadline, DynEngine, DynError, DynFabric, DynImport, DynRegion,
-    EngineRequirements, ErrorKind, Fabric as _, Op, PeerMemory as _, Rank, Region as _, Role,
-    Space, StreamOrdered, Ticket,
+    EngineRequirements, ErrorKind, Fabric as _, Op, PeerMemory as _, Rank, Role, StreamOrdered,
+    Ticket,
 };
 
 use crate::element::DType;
@@ -125,7 +125,7 @@ impl Copier {
         if copy.bytes == 0 {
             return Ok(());
         }
-        if copy.window.region().space() == Space::Host {
+        if !copy.window.is_on_device() {
             // SAFETY: this function has the same contract.
             unsafe { copy.run(direction) };
             return Ok(());

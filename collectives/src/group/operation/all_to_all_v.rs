@@ -14,7 +14,7 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, ErrorKind, Rank, Region as _, Space, Stream};
 
 use super::builder::OperationBuilder;
-use super::counts::{CountTable, Fault, SendCounts};
+use super::counts::{CountTable, Fault, SendCounts, StartElements};
 use super::lens::BlockLens;
 use super::resize::Part;
 use super::{Lease, Operation, Started, prepare};
@@ -25,6 +25,7 @@ use crate::group::Group;
 use crate::group::agreement::{Offer, agree, blob, decode, encode};
 use crate::group::buffer::{Buffer, MemoryRange};
 use crate::group::report::Report;
+use crate::group::window::Window;
 use crate::plan::Algorithm;
 use crate::run::buffers::BufferId;
 
@@ -32,7 +33,7 @@ use crate::run::buffers::BufferId;
 const COUNTS: &str = "counts of an all-to-all-v";
 
 /// What this rank does after the counts are exchanged.
-enum Intent {
+pub(in crate::group) enum Intent {
     StartOnHost,
     StartOnStream,
     /// The rank refuses the start for this reason.
@@ -99,6 +100,26 @@ impl<'g, T> AllToAllVBuilder<'g, T> {
     #[must_use]
     pub fn output(self, output: Buffer<T>) -> Self {
         Self { builder: self.builder.output(output), ..self }
+    }
+
+    /// Uses `send_max` elements of a window, from element `begin` on, as the input.
+    #[must_use]
+    pub fn input_from(self, window: &Window<T>, begin: usize) -> Self {
+        Self { builder: self.builder.input_from(window, begin), ..self }
+    }
+
+    /// Uses `receive_max` elements of a window, from element `begin` on, as the output. The place
+    /// is the same on every rank.
+    #[must_use]
+    pub fn output_into(self, window: &Window<T>, begin: usize) -> Self {
+        Self { builder: self.builder.output_into(window, begin), ..self }
+    }
+
+    /// Sets whether the operation runs beside kernels of the caller, as
+    /// [`OperationBuilder::beside_compute`].
+    #[must_use]
+    pub fn beside_compute(self, beside_compute: bool) -> Self {
+        Self { builder: self.builder.beside_compute(beside_compute), ..self }
     }
 
     /// Prepares the operation, as [`OperationBuilder::prepare`]. Collective.
@@ -216,7 +237,8 @@ pub struct AllToAllV<T> {
     /// The name in errors.
     name: String,
     counts: Operation<u64>,
-    data: Operation<T>,
+    /// The operation that moves the data.
+    pub(in crate::group) data: Operation<T>,
     table: CountTable,
     /// Whether the counts go through the hub, because the memory of `counts` is on a device.
     through_hub: bool,
@@ -313,10 +335,12 @@ impl<T> AllToAllV<T> {
         }
 
         let ranks = self.received.len();
+        let code = self.table.elements_word();
         let write_row = |row: &mut [u64]| match &intent {
             Intent::Refuse(_) => CountTable::write_refusal(row),
             Intent::StartOnHost | Intent::StartOnStream => {
-                CountTable::write_row(counts, ranks, on_stream, row)
+                CountTable::write_row(counts, ranks, on_stream, row);
+                row[0] |= code;
             }
         };
         self.starts += 1;
@@ -330,12 +354,42 @@ impl<T> AllToAllV<T> {
             self.table.rows_mut().copy_from_slice(self.counts.output()?);
         }
 
-        if let Intent::Refuse(error) = intent {
-            return Err(error);
+        if self.table.has_refusal() {
+            // All ranks learn the reason.
+            let mine = match intent {
+                Intent::Refuse(error) => Err(error),
+                Intent::StartOnHost | Intent::StartOnStream => Ok(Offer::default()),
+            };
+            let label = format!("{}, start {}", self.name, self.starts);
+            let deadline = Deadline::after(self.timeout);
+            agree(self.data.state.prepared.runtime(), &label, mine, deadline)?;
         }
         self.place()?;
         self.is_last_on_stream = on_stream;
         Ok(())
+    }
+
+    /// Sets the elements that the counts of the next start name, in an operation on bytes.
+    pub(in crate::group) fn set_elements(&mut self, elements: StartElements) {
+        self.table.set_elements(elements);
+    }
+
+    /// Exchanges the counts of the next start, as [`start`](Self::start) does before it starts.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub(in crate::group) fn exchange_counts(
+        &mut self,
+        counts: &SendCounts<'_>,
+        intent: Intent,
+    ) -> Result<(), Error> {
+        self.exchange(counts, intent)
+    }
+
+    /// Returns the elements that the longest input and the longest output of the last exchange need
+    /// if the operation has no room for one of them, which is then the reason of its error.
+    pub(in crate::group) fn lacks_room(&self) -> Option<[u64; 2]> {
+        self.table.needs().filter(|needs| !self.table.has_room(*needs))
     }
 
     /// Fills the table with the rows of all ranks, which they send through the hub.

@@ -6,6 +6,7 @@
 
 use peerlane_hal::{ErrorKind, Rank};
 
+use crate::element::DType;
 use crate::layout::PlacedBlock;
 
 /// The number of elements that a rank sends to each rank in one start of an
@@ -73,11 +74,40 @@ const HAS_DISPLACEMENTS: u64 = 1 << 1;
 const HAS_RECEIVE: u64 = 1 << 2;
 /// The bit of the first word that says that the rank makes the start on a stream.
 const ON_STREAM: u64 = 1 << 5;
+/// The bits of the first word from this one on say what the elements are, if starts differ in that.
+const ELEMENTS_SHIFT: u32 = 16;
 /// The first word of a row whose rank refuses the start for a reason that only the rank knows.
 const REFUSED: u64 = 1 << 3;
 /// The first word of a row in which a list has another length than the number of ranks: this one
 /// for the first list, and the next ones for the lists after it. The second word is that length.
 const WRONG_LEN: u64 = 1 << 4;
+
+/// The elements of a start that counts name, in an operation on bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::group) struct StartElements {
+    pub(in crate::group) dtype: DType,
+    /// The elements of the type that one count is for.
+    pub(in crate::group) unit: usize,
+}
+
+impl StartElements {
+    fn bytes(self) -> u64 {
+        (self.dtype.bytes() * self.unit) as u64
+    }
+
+    /// Returns the number by which ranks compare their elements.
+    fn code(self) -> u64 {
+        let index = DType::ALL.iter().position(|dtype| *dtype == self.dtype);
+        1 + index.unwrap_or_default() as u64 + ((self.unit as u64) << u8::BITS)
+    }
+
+    /// Returns the text of a code of any rank.
+    fn name_of_code(code: u64) -> String {
+        let index = usize::try_from((code & 0xff).wrapping_sub(1)).unwrap_or(usize::MAX);
+        let name = DType::ALL.get(index).map_or("unknown", |dtype| dtype.name());
+        format!("{} of {name}", code >> u8::BITS)
+    }
+}
 
 /// Stores the counts of all ranks in one start, in elements.
 ///
@@ -89,6 +119,10 @@ pub(super) struct CountTable {
     ranks: usize,
     send_max: u64,
     receive_max: u64,
+    /// The bytes of an element that counts name, divided by those of an element of the operation.
+    unit: u64,
+    /// What the elements are, if starts differ in that, and 0 otherwise.
+    elements_code: u64,
     rows: Vec<u64>,
     /// The offset of each block in the input of its provider, by provider and receiver.
     input_offsets: Vec<u64>,
@@ -117,6 +151,8 @@ impl CountTable {
             ranks,
             send_max: send_max as u64,
             receive_max: receive_max as u64,
+            unit: 1,
+            elements_code: 0,
             rows: vec![0; ranks * Self::row_words(ranks)],
             input_offsets: vec![0; ranks * ranks],
             output_offsets: vec![0; ranks * ranks],
@@ -156,6 +192,46 @@ impl CountTable {
         }
     }
 
+    /// Sets the elements of the next start, in an operation on bytes.
+    pub(super) fn set_elements(&mut self, elements: StartElements) {
+        (self.unit, self.elements_code) = (elements.bytes(), elements.code());
+    }
+
+    /// Returns what the elements are, as bits of the first word of a row.
+    pub(super) fn elements_word(&self) -> u64 {
+        self.elements_code << ELEMENTS_SHIFT
+    }
+
+    /// Returns whether the operation has room for an input and an output of these elements.
+    pub(super) fn has_room(&self, [input, output]: [u64; 2]) -> bool {
+        input <= self.send_max && output <= self.receive_max
+    }
+
+    /// Returns whether a rank refuses the start for a reason that only the rank knows.
+    pub(super) fn has_refusal(&self) -> bool {
+        Rank::all(self.ranks).any(|rank| self.first_word(rank) == REFUSED)
+    }
+
+    /// Returns the elements that the longest input and the longest output need, in those of the
+    /// operation, or `None` if the numbers overflow or a rank has not given them.
+    pub(super) fn needs(&self) -> Option<[u64; 2]> {
+        // A list of another length leaves the counts of its rank out.
+        if Rank::all(self.ranks).any(|rank| self.first_word(rank) & WRONG_LEN != 0) {
+            return None;
+        }
+
+        let sum = |mut counts: Box<dyn Iterator<Item = u64> + '_>| {
+            counts.try_fold(0_u64, |sum, count| sum.checked_add(count))?.checked_mul(self.unit)
+        };
+        let mut needs = [0; 2];
+        for one in Rank::all(self.ranks) {
+            let sent = Box::new(Rank::all(self.ranks).map(move |to| self.count(one, to)));
+            let received = Box::new(Rank::all(self.ranks).map(move |from| self.count(from, one)));
+            needs = [needs[0].max(sum(sent)?), needs[1].max(sum(received)?)];
+        }
+        Some(needs)
+    }
+
     /// Writes the row of a rank that refuses the start.
     pub(super) fn write_refusal(row: &mut [u64]) {
         row.fill(0);
@@ -177,6 +253,7 @@ impl CountTable {
     /// A fault of this rank first, then that of the lowest rank that has one, then differences
     /// between ranks.
     pub(super) fn place(&mut self) -> Result<(), Fault> {
+        self.check_elements()?;
         self.place_sent(self.rank)?;
         for provider in Rank::all(self.ranks) {
             self.place_sent(provider)?;
@@ -212,6 +289,7 @@ impl CountTable {
     pub(super) fn block(&self, provider: Rank, receiver: Rank, element_bytes: u64) -> PlacedBlock {
         // The lengths that `place` has accepted lie within memory of the process, so none
         // overflows.
+        let element_bytes = element_bytes * self.unit;
         PlacedBlock {
             bytes: self.count(provider, receiver) * element_bytes,
             input_offset: self.input_offsets[self.pair(provider, receiver)] * element_bytes,
@@ -233,12 +311,29 @@ impl CountTable {
         &self.rows[begin..begin + self.ranks]
     }
 
+    /// Checks that all ranks move elements of one type and size.
+    fn check_elements(&self) -> Result<(), Fault> {
+        let code = |rank: Rank| self.first_word(rank) >> ELEMENTS_SHIFT;
+        // The row of a rank that refuses the start does not say what its elements are.
+        let mut others = Rank::all(self.ranks).filter(|rank| self.first_word(*rank) != REFUSED);
+        let Some(peer) = others.find(|rank| code(*rank) != self.elements_code) else {
+            return Ok(());
+        };
+
+        let [theirs, own] = [code(peer), self.elements_code].map(StartElements::name_of_code);
+        let text = format!(
+            "ranks disagree: rank {peer} moves elements that are {theirs}, rank {} elements that are {own}",
+            self.rank
+        );
+        Err(Fault { kind: ErrorKind::Mismatch, text, peer, is_own: false })
+    }
+
     /// Checks what a rank has given for itself, and computes where its blocks are in its input.
     fn place_sent(&mut self, provider: Rank) -> Result<(), Fault> {
         let fault =
             |text| Fault { kind: ErrorKind::InvalidArgument, text, peer: provider, is_own: true };
 
-        let first = self.first_word(provider);
+        let first = self.first_word(provider) & !(u64::MAX << ELEMENTS_SHIFT);
         if first == REFUSED {
             return Err(fault("the start cannot be made on this rank".to_owned()));
         }
@@ -249,7 +344,7 @@ impl CountTable {
             )));
         }
 
-        let most = self.send_max;
+        let most = self.send_max / self.unit;
         let mut sum = 0_u64;
         for receiver in Rank::all(self.ranks) {
             let count = self.count(provider, receiver);
@@ -283,11 +378,11 @@ impl CountTable {
             }
 
             let begin = self.list(provider, 1)[receiver.index()];
-            if begin.checked_add(count).is_none_or(|end| end > self.send_max) {
+            let most = self.send_max / self.unit;
+            if begin.checked_add(count).is_none_or(|end| end > most) {
                 return Err(format!(
                     "the block for rank {receiver} is {count} elements from element {begin} of the input, expected a \
-                     range within 0..{}",
-                    self.send_max
+                     range within 0..{most}"
                 ));
             }
             self.input_offsets[pair] = begin;
@@ -339,10 +434,10 @@ impl CountTable {
             sum = sum.saturating_add(self.count(provider, receiver));
         }
 
-        if sum > self.receive_max {
+        let most = self.receive_max / self.unit;
+        if sum > most {
             let text = format!(
-                "rank {receiver} receives {sum} elements, expected at most {}, for which the operation was prepared",
-                self.receive_max
+                "rank {receiver} receives {sum} elements, expected at most {most}, for which the operation was prepared"
             );
             let kind = ErrorKind::InvalidArgument;
             return Err(Fault { kind, text, peer: receiver, is_own: false });

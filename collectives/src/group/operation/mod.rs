@@ -50,9 +50,11 @@ use std::time::Duration;
 use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Stream};
 
 pub use access::OutputPart;
+pub(in crate::group) use all_to_all_v::Intent;
 pub use all_to_all_v::{AllToAllV, AllToAllVBuilder};
 pub use builder::{Matrix, OperationBuilder, OperationDescription};
 pub use counts::SendCounts;
+pub(in crate::group) use counts::StartElements;
 pub use lease::Lease;
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};

@@ -265,12 +265,12 @@ impl OperationPlan {
     /// Returns the description of the plan for starts of an all-to-all-v that all ranks have
     /// entered on the host when they begin, if it differs from this one.
     ///
-    /// Their outputs are free then, as if another output was used in turn.
+    /// Their outputs are free then, as if another output was used in turn. A window has only one.
     fn entered(&self) -> Option<PlanRange> {
         let Choice { form, algorithm, chunks, ref engine, .. } = self.choice;
         let engine = engine.clone();
         let range = PlanRange { bytes_max: u64::MAX, form, algorithm, chunks, engine };
-        (self.shape.outputs == 1).then_some(range)
+        (self.shape.outputs == 1 && self.request.takes_turns()).then_some(range)
     }
 
     /// Returns the variants for starts whose blocks are divided by two `halvings` times.

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use peerlane_hal::{At, DynImport, DynRegion, ErrorKind, Rank, Region};
+use peerlane_hal::{At, DynImport, DynRegion, ErrorKind, Rank, Region, Space};
 
 pub(in crate::group) use open::{offer, offer_for, open, release};
 pub use slice::{WindowSlice, WindowSliceMut};
@@ -94,6 +94,11 @@ impl Inner {
 
     pub(in crate::group) fn bytes(&self) -> u64 {
         self.region().bytes()
+    }
+
+    /// Returns whether only a device can access the window.
+    pub(in crate::group) fn is_on_device(&self) -> bool {
+        self.region().space() != Space::Host
     }
 
     /// Returns the address of a byte of the window on this rank.
