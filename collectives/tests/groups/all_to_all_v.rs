@@ -10,6 +10,7 @@ use peerlane_collectives::plan::Algorithm;
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_host as host;
+use peerlane_layers::{ThrottleLayer, Wrapped};
 
 use crate::support::group::in_group;
 use crate::tiers::{WAITS, in_tiers};
@@ -410,6 +411,32 @@ fn totals_that_differ_or_exceed_the_address_space_are_refused() {
     2 operations 1: ranks disagree: all-to-all 1.2, bytes of the output is 44 on rank 1, 40 on rank 0
     send_max is 9223372036854775807 elements of u32, which exceed the address space
     ");
+}
+
+/// The next start of the host needs no flags that say that an output is free, so a rank tells its
+/// counts when its last start is complete, and not before.
+#[test]
+fn a_late_block_of_a_start_that_nobody_waits_for_does_not_reach_the_next_one() {
+    const LATE_BYTES: usize = 50_000;
+    let outputs = in_process::run(3, |bootstrap| {
+        let me = bootstrap.rank();
+        let fabric = host::Fabric::open(me, bootstrap.ranks())?;
+        // A block of rank 2 takes 50 ms.
+        let bytes_per_second = if me == Rank(2) { 1e6 } else { f64::INFINITY };
+        let slow = ThrottleLayer { bytes_per_second, delay: Duration::ZERO };
+        let mut group = Group::open(bootstrap, Wrapped::new(fabric, slow))?;
+        let mut exchange = group.all_to_all_v::<u8>(LATE_BYTES + 1, LATE_BYTES + 1).prepare()?;
+        exchange.input_mut()?.fill(me.0 as u8 + 1);
+
+        let late = if me == Rank(2) { [1, LATE_BYTES, 0] } else { [0; 3] };
+        drop(exchange.start(&late)?);
+        exchange.run(if me == Rank(0) { &[0, 10, 0] } else { &[0; 3] })?;
+        let output = exchange.output()?.to_vec();
+        drop(exchange);
+        group.close()?;
+        Ok(output)
+    });
+    assert_eq!(outputs.unwrap(), [vec![], vec![1; 10], vec![]]);
 }
 
 /// A rank that does not come is blamed by all that wait for its counts.
