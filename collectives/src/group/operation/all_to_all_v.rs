@@ -230,9 +230,10 @@ impl<'g, T> AllToAllVBuilder<'g, T> {
 /// Every rank tells all others 3 n + 1 words of 8 bytes in each start, where n is the number of
 /// ranks. The host waits for them, in a start on a stream too, because it enqueues the copies. If
 /// the host can read the memory of the group on all ranks, that is a short all-gather. Otherwise,
-/// as on GPUs, it is a message through the hub, such as [`Group::exchange`], which waits for the
-/// open starts of the host. A start is then a collective call of the group: where several threads
-/// use a group, they make these calls in the same order on every rank.
+/// as on GPUs, it is a message through the hub, such as [`Group::exchange`]: about 0.1 ms with 2
+/// processes of a host, and 0.3 ms with 4 on 2 cores. It waits for the open starts of the host. A
+/// start is then a collective call of the group: where several threads use a group, they make these
+/// calls in the same order on every rank.
 pub struct AllToAllV<T> {
     /// The name in errors.
     name: String,
