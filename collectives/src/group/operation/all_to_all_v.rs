@@ -6,7 +6,7 @@
 //! the outputs of its peers, which have no room for more than what comes.
 //!
 //! If the host cannot read the memory of the group on some rank, the counts go through the hub
-//! instead (docs/adr/0029).
+//! instead (docs/adr/0030).
 
 use std::fmt;
 use std::time::Duration;
