@@ -20,9 +20,7 @@ const CALLS: usize = 50;
 struct Medians([Duration; 2]);
 
 impl Medians {
-    fn of_rounds(
-        mut round: impl FnMut(usize) -> Result<Duration, Error>,
-    ) -> Result<Self, Error> {
+    fn of_rounds(mut round: impl FnMut(usize) -> Result<Duration, Error>) -> Result<Self, Error> {
         let mut times = [Vec::new(), Vec::new()];
         for number in 0..2 * ROUNDS {
             times[number % 2].push(round(number % 2)? / CALLS as u32);
@@ -37,7 +35,9 @@ impl Medians {
     fn print(&self, what: &str) {
         let [prepared, immediate] = self.0.map(|time| time.as_secs_f64() * 1e6);
         let more = immediate - prepared;
-        println!("{what}: prepared {prepared:.3} us, immediate {immediate:.3} us, {more:.3} us more");
+        println!(
+            "{what}: prepared {prepared:.3} us, immediate {immediate:.3} us, {more:.3} us more"
+        );
     }
 }
 

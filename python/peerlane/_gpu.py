@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from peerlane import _native
+from peerlane._arena import Arena
 from peerlane._arrays import View
 from peerlane._errors import Unavailable
 from peerlane._group import stream_handle
@@ -40,12 +41,50 @@ class StreamFuture:
 class Streams:
     """Enqueues the collectives of one group."""
 
-    def __init__(self, group: _native.Group):
-        self.group, self.torch = group, _torch()
+    def __init__(self, group: _native.Group, arena: Arena):
+        self.group, self.arena, self.torch = group, arena, _torch()
+        # The handle of the current stream costs less than the object.
+        self.current_handle = getattr(self.torch._C, "_cuda_getCurrentRawStream", None)
         self.device: int = group.memory_device[1]
         self.side: Any = None
+        # The default stream of the GPU, and the events between it and the stream beside it.
+        self.default: Any = None
+        self.events: Any = None
         # Arrays of work that streams may not have done yet, with the event after it.
         self.in_use: list[tuple[Any, tuple]] = []
+
+    def try_start(self, collective: str, root: int, reduction: str, input: Any, output: Any, beside_compute: bool | None) -> bool:
+        """Enqueues a call on plain tensors on the current stream, and returns whether it did.
+
+        It does not if the call exchanges messages or an argument needs a closer look, and if anything else is to be done for the call.
+        """
+        if self.current_handle is None or self.in_use or self.arena.exchange is not None:
+            return False
+        if type(root) is not int or root < 0 or type(reduction) is not str or not (beside_compute is None or type(beside_compute) is bool):
+            return False
+        handle = self.current_handle(self.device)
+        call = (collective, root, reduction, input, output, beside_compute)
+        return self.group.try_call_on(*call, handle) if handle else self._try_start_beside_default(call)
+
+    def _try_start_beside_default(self, call: tuple) -> bool:
+        """Enqueues a call between the work of the default stream, which the library does not take because it synchronises with all others."""
+        if self.default is None:
+            cuda = self.torch.cuda
+            self.default, self.events = cuda.default_stream(self.device), (cuda.Event(), cuda.Event())
+        side = self._side_stream()
+        before, after = self.events
+        before.record(self.default)
+        side.wait_event(before)
+        is_started = self.group.try_call_on(*call, side.cuda_stream)
+        if is_started:
+            after.record(side)
+            self.default.wait_event(after)
+        return is_started
+
+    def _side_stream(self) -> Any:
+        if self.side is None:
+            self.side = self.torch.cuda.Stream(self.device)
+        return self.side
 
     def start(self, arguments: tuple, source: View | None, target: View | None, stream: Any, wait: bool) -> StreamFuture | None:
         """Enqueues a call; on a stream of its own unless `wait` is set."""
@@ -57,9 +96,7 @@ class Streams:
         used = caller
         # The library takes no default stream, which synchronises with all others.
         if caller.cuda_stream == 0 or not wait:
-            if self.side is None:
-                self.side = torch.cuda.Stream(self.device)
-            used = self.side
+            used = self._side_stream()
             used.wait_stream(caller)
         self.group.call_on(arguments, used.cuda_stream)
         event = None if wait else used.record_event()

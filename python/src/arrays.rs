@@ -11,9 +11,11 @@ use pyo3::types::{PyCapsule, PyDict};
 use crate::call::invalid_argument;
 use crate::memory::dlpack::{self, Managed, Tensor, VersionedHead, VersionedTensor, type_name};
 
-/// Returns address, bytes and whether it is read-only of an object with the buffer protocol, such as a `memoryview`.
+/// Returns address, bytes and whether it is read-only of an object with the buffer protocol, such
+/// as a `memoryview`.
 ///
-/// Not by `PyUntypedBuffer`, which refuses buffers without strides, as those of `ctypes`, and without dimensions.
+/// Not by `PyUntypedBuffer`, which refuses buffers without strides, as those of `ctypes`, and
+/// without dimensions.
 #[pyfunction]
 pub(crate) fn buffer(array: &Bound<'_, PyAny>) -> PyResult<(usize, usize, bool)> {
     let mut view = ffi::Py_buffer::new();
@@ -40,7 +42,8 @@ enum Taken {
     Versioned(NonNull<VersionedHead>),
 }
 
-// SAFETY: the tensor belongs to this object alone, and a deleter can be called on any thread that has the interpreter.
+// SAFETY: the tensor belongs to this object alone, and a deleter can be called on any thread that
+// has the interpreter.
 unsafe impl Send for Borrowed {}
 // SAFETY: no method accesses the tensor.
 unsafe impl Sync for Borrowed {}
@@ -49,7 +52,8 @@ impl Drop for Borrowed {
     fn drop(&mut self) {
         match self.0 {
             Taken::Unversioned(tensor) => {
-                // SAFETY: the producer of the capsule keeps the tensor until its deleter was called.
+                // SAFETY: the producer of the capsule keeps the tensor until its deleter was
+                // called.
                 if let Some(deleter) = unsafe { tensor.as_ref() }.deleter {
                     // SAFETY: this object has taken the tensor, and calls the deleter once.
                     unsafe { deleter(tensor.as_ptr()) };
@@ -73,8 +77,8 @@ const IS_COPIED: u64 = 2;
 /// Address, bytes, type, device, flags (`None` from before version 1.0) and owner.
 type Described = (usize, usize, &'static str, (i32, i32), Option<(bool, bool)>, Borrowed);
 
-/// Returns what DLPack says of a contiguous array with `__dlpack__`: address, bytes, type, device, whether it is read-only and
-/// whether it is a copy, and the owner of the memory.
+/// Returns what DLPack says of a contiguous array with `__dlpack__`: address, bytes, type, device,
+/// whether it is read-only and whether it is a copy, and the owner of the memory.
 #[pyfunction]
 pub(crate) fn from_dlpack(name: &str, array: &Bound<'_, PyAny>) -> PyResult<Described> {
     let capsule = capsule(array).map_err(|error| refused(name, array, error))?;
@@ -109,7 +113,8 @@ fn capsule<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = array.py();
     let arguments = PyDict::new(py);
 
-    // The caller's stream is used later, so the producer need not synchronise: -1 says so for devices.
+    // The caller's stream is used later, so the producer need not synchronise: -1 says so for
+    // devices.
     let device: (i32, i32) = array.call_method0("__dlpack_device__")?.extract()?;
     if device.0 != 1 {
         arguments.set_item("stream", -1)?;
@@ -126,7 +131,8 @@ fn capsule<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     }
 }
 
-/// Returns the error for an array whose library gives no capsule. Exceptions such as `KeyboardInterrupt` stay.
+/// Returns the error for an array whose library gives no capsule. Exceptions such as
+/// `KeyboardInterrupt` stay.
 fn refused(name: &str, array: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     if !error.is_instance_of::<PyException>(array.py()) {
         return error;
@@ -159,7 +165,8 @@ fn taken(name: &str, capsule: &Bound<'_, PyAny>) -> PyResult<Borrowed> {
         return Err(wrong());
     };
 
-    // SAFETY: a capsule of this name has such a tensor, and the name that follows says that it was taken.
+    // SAFETY: a capsule of this name has such a tensor, and the name that follows says that it was
+    // taken.
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
         // The capsule keeps the tensor, and its destructor calls the deleter.
         std::mem::forget(owner);

@@ -230,3 +230,16 @@ pub(crate) fn drop_detached<T: Send>(object: Option<T>) {
 pub(crate) fn take_owned<T>(object: &mut Mutex<Option<T>>) -> Option<T> {
     object.get_mut().unwrap_or_else(PoisonError::into_inner).take()
 }
+
+/// Converts an argument that is a string.
+pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    argument(name, value, "a string")
+}
+
+/// Converts an argument that is a string, or returns `None` for `None`.
+pub(crate) fn text_if_any(
+    name: &str,
+    value: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Option<String>> {
+    value.map(|value| text(name, value)).transpose()
+}

@@ -8,24 +8,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use peerlane::bootstrap::Secret;
 use peerlane::bootstrap::environment::Environment;
-use peerlane::bootstrap::tcp::{self, HubOptions, TcpBootstrap};
+use peerlane::bootstrap::tcp::TcpBootstrap;
 use peerlane::collective::Collective;
 use peerlane::group::{GroupEnd, Matrix};
 use peerlane::hal::{BackendId, Space};
 use peerlane::{
     Backend, BlockLens, DType, Deadline, Error, GroupOptions, OpenOptions, Operator, Rank,
 };
-use peerlane_bindings::{Request, Stream, check_process, stats_json};
+use peerlane_bindings::{Call, Request, Stream, check_process, stats_json};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::call::{
-    Running, SIGNALS, argument, begin, drop_detached, drop_locked, invalid, invalid_argument, lock,
-    long, raised, seconds, short, take_owned, whole, whole_if_any,
+    Running, SIGNALS, argument, begin, drop_detached, invalid, invalid_argument, lock, long,
+    raised, seconds, short, take_owned, text, text_if_any, whole, whole_if_any,
 };
+use crate::hub::{Hub, secret_of};
 use crate::immediate::{Arguments, ArrayPlaces, StartedCall};
 use crate::memory;
 use crate::operation::Operation;
@@ -153,10 +153,6 @@ impl Group {
     }
 }
 
-fn secret(text: Option<&str>) -> PyResult<Option<Secret>> {
-    text.map(Secret::new).transpose().map_err(|error| raised(&error))
-}
-
 /// Parses a name of which `-` and `_` are equal.
 fn named<T>(
     field: &str,
@@ -241,14 +237,6 @@ impl From<Lens> for BlockLens {
             Lens::SendReceive(send, receive) => Self::send_receive(&send, &receive),
         }
     }
-}
-
-fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
-    argument(name, value, "a string")
-}
-
-fn text_if_any(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {
-    value.map(|value| text(name, value)).transpose()
 }
 
 /// Converts an option that is off by default.
@@ -347,7 +335,7 @@ impl Group {
                 (Some(Environment::at_hub(&hub, Rank(rank), ranks.unwrap_or(1))), None)
             }
             Some(HubArgument::Own(hub)) => {
-                let taken = py.detach(|| lock(&hub.get().hub).take());
+                let taken = py.detach(|| hub.get().take());
                 let hub = taken.ok_or_else(|| {
                     invalid_argument(
                         "hub was closed or given to another group, expected an open hub",
@@ -370,7 +358,7 @@ impl Group {
             }
         };
 
-        let secret = self::secret(secret.as_deref())?;
+        let secret = secret_of(secret.as_deref())?;
         let group = long(py, move || {
             // A bootstrap has no options, so this is the default of `OpenOptions::group`.
             let deadline = || {
@@ -520,6 +508,38 @@ impl Group {
         }
         // SAFETY: as above.
         self.long(py, move |group| unsafe { call.run_on(group, stream()) })
+    }
+
+    /// Enqueues a collective call on plain tensors of the GPU, on a stream by its handle, if that
+    /// exchanges no messages. Returns whether it did; nothing has happened otherwise.
+    #[expect(clippy::too_many_arguments, reason = "a tuple costs more to convert")]
+    fn try_call_on(
+        &self,
+        py: Python<'_>,
+        collective: &str,
+        root: u32,
+        reduction: &str,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        beside_compute: Option<bool>,
+        stream: usize,
+    ) -> PyResult<bool> {
+        let device = self.device.and_then(|device| i32::try_from(device).ok()).unwrap_or(0);
+        let described = (collective, root, reduction);
+        let ranks = (Rank(self.rank), self.size());
+        let call = self.places.call_of_tensors(ranks, described, [input, output], device)?;
+        let Some(call) = call else { return Ok(false) };
+        let call = Call { beside_compute, ..call };
+
+        short(py, || {
+            self.inner.with(|group| {
+                let stream = ptr::with_exposed_provenance_mut::<c_void>(stream);
+                // SAFETY: the caller in Python gives a stream that lives.
+                let stream = unsafe { Stream::from_raw(self.backend, stream) };
+                // SAFETY: as in `call_on`.
+                unsafe { call.try_run_on(group, stream) }
+            })
+        })
     }
 
     /// Tells the other ranks that this rank refuses the arguments of an all-to-all with splits.
@@ -771,51 +791,6 @@ impl Exchange {
     /// Waits for the bytes of every rank.
     fn wait<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         Ok(self.0.wait(py)?.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
-    }
-}
-
-/// Serves the messages through which ranks find each other and agree.
-#[pyclass(frozen)]
-pub(crate) struct Hub {
-    hub: Mutex<Option<tcp::Hub>>,
-    /// The address at which ranks join.
-    #[pyo3(get)]
-    address: String,
-}
-
-#[pymethods]
-impl Hub {
-    /// Opens a hub for `ranks` ranks at an address such as "127.0.0.1:0".
-    #[new]
-    #[pyo3(signature = (address, ranks, secret=None))]
-    fn new(
-        py: Python<'_>,
-        address: &Bound<'_, PyAny>,
-        ranks: &Bound<'_, PyAny>,
-        secret: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        let address = text("address", address)?;
-        let ranks: usize = whole("ranks", ranks)?;
-        let secret = text_if_any("secret", secret)?;
-
-        let mut options = HubOptions::default();
-        if let Some(secret) = self::secret(secret.as_deref())? {
-            options = options.secret(secret);
-        }
-
-        let hub = short(py, || options.bind(&address, ranks))?;
-        Ok(Self { address: hub.address().to_string(), hub: Mutex::new(Some(hub)) })
-    }
-
-    /// Closes the hub. The group that was opened through it ends.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| drop_locked(&self.hub));
-    }
-}
-
-impl Drop for Hub {
-    fn drop(&mut self) {
-        drop_detached(take_owned(&mut self.hub));
     }
 }
 

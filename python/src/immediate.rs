@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use peerlane::collective::Collective;
 use peerlane::group::ImmediateStart;
-use peerlane::{Operator, Rank};
+use peerlane::hal::Reduction;
+use peerlane::{DType, Operator, Rank};
 use peerlane_bindings::{Array, Call, Location};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::call::{SIGNALS, invalid_argument, limit, lock, short, wait};
 use crate::memory;
+use crate::tensors::GpuTensor;
 use crate::window::Window;
 
 /// The windows and places of arrays that have equal places on all ranks, by address and bytes.
@@ -91,33 +93,98 @@ impl ArrayPlaces {
         let operator = Operator::ALL.into_iter().find(|operator| operator.name() == name);
         let dtype = memory::dtype(dtype.to_str()?)?;
 
-        // With counts, an array can be whole on one rank and a part of one on another. If not all
-        // ranks have both arrays, a rank does not know whether another one gives one array for
-        // both.
-        let mut ranks = (0..ranks).map(Rank);
-        let is_for_all = ranks.clone().all(|rank| collective.is_provider(rank));
-        let is_for_all = is_for_all || matches!(collective, Collective::Broadcast { .. });
-        let has_places = is_for_all && ranks.all(|rank| collective.is_receiver(rank));
-        let has_places = has_places && counts.is_none() && splits.is_none();
-        let array = |given: Option<(usize, usize)>| {
-            let Some((address, len)) = given else { return Ok(None) };
-            let mut array = Array { location: Location::Address(address), dtype, unit, len };
-            if has_places && let Some(location) = self.find(&array, address)? {
-                array.location = location;
-            }
-            Ok::<_, PyErr>(Some(array))
-        };
-
-        Ok(Call {
+        let array =
+            |(address, len)| Array { location: Location::Address(address), dtype, unit, len };
+        let call = Call {
             collective,
             operator: operator.ok_or_else(|| unknown("reduction", name))?,
             counts,
             splits,
             beside_compute,
             timeout: None,
-            input: array(input)?,
-            output: array(output)?,
-        })
+            input: input.map(array),
+            output: output.map(array),
+        };
+        self.placed(ranks, call)
+    }
+
+    /// Returns a call on plain tensors of the GPU `device`, or `None` if an argument needs a closer
+    /// look.
+    pub(crate) fn call_of_tensors(
+        &self,
+        (rank, ranks): (Rank, u32),
+        (collective, root, reduction): (&str, u32, &str),
+        [input, output]: [&Bound<'_, PyAny>; 2],
+        device: i32,
+    ) -> PyResult<Option<Call>> {
+        let operator = Operator::ALL.into_iter().find(|operator| operator.name() == reduction);
+        let (Some(collective), Some(operator)) = (Collective::of_name(collective), operator) else {
+            return Ok(None);
+        };
+        let collective = collective.with_root(Rank(root));
+        let look = |array: &Bound<'_, PyAny>| -> PyResult<Option<Array>> {
+            let seen = GpuTensor::of_array(array)?.filter(|tensor| tensor.device == device);
+            Ok(seen.map(|GpuTensor { address, len, dtype, .. }| Array {
+                location: Location::Address(address),
+                dtype,
+                unit: 1,
+                len,
+            }))
+        };
+
+        // Every rank has the array of a broadcast.
+        let is_broadcast = matches!(collective, Collective::Broadcast { .. });
+        let has_input = is_broadcast || collective.is_provider(rank);
+        let has_output = collective.is_receiver(rank);
+        let input = if has_input { Some(look(input)?) } else { None };
+        let output = if has_output { Some(look(output)?) } else { None };
+        if matches!(input, Some(None)) || matches!(output, Some(None)) || root >= ranks {
+            return Ok(None);
+        }
+        let (input, output) = (input.flatten(), output.flatten());
+        let dtypes = [&input, &output].map(|array| array.as_ref().map(|array| array.dtype));
+        let is_odd =
+            |dtype: DType| collective.is_reduction() && Reduction::new(operator, dtype).is_err();
+        match dtypes {
+            [Some(input), Some(output)] if input != output => return Ok(None),
+            [Some(dtype), _] | [_, Some(dtype)] if is_odd(dtype) => return Ok(None),
+            _ => {}
+        }
+
+        let call = Call {
+            collective,
+            operator,
+            counts: None,
+            splits: None,
+            beside_compute: None,
+            timeout: None,
+            input,
+            output,
+        };
+        self.placed(ranks, call).map(Some)
+    }
+
+    /// Returns a call in which arrays that have places in windows are there.
+    fn placed(&self, ranks: u32, mut call: Call) -> PyResult<Call> {
+        // With counts, an array can be whole on one rank and a part of one on another. If not all
+        // ranks have both arrays, a rank does not know whether another one gives one array for
+        // both.
+        let mut ranks = (0..ranks).map(Rank);
+        let collective = call.collective;
+        let is_for_all = ranks.clone().all(|rank| collective.is_provider(rank));
+        let is_for_all = is_for_all || matches!(collective, Collective::Broadcast { .. });
+        let is_for_all = is_for_all && ranks.all(|rank| collective.is_receiver(rank));
+
+        if is_for_all && call.counts.is_none() && call.splits.is_none() {
+            for array in [&mut call.input, &mut call.output].into_iter().flatten() {
+                if let Location::Address(address) = array.location
+                    && let Some(location) = self.find(array, address)?
+                {
+                    array.location = location;
+                }
+            }
+        }
+        Ok(call)
     }
 }
 

@@ -9,9 +9,11 @@ use pyo3::prelude::*;
 mod arrays;
 mod call;
 mod group;
+mod hub;
 mod immediate;
 mod memory;
 mod operation;
+mod tensors;
 mod window;
 
 #[pymodule]
@@ -19,7 +21,9 @@ mod _native {
     #[pymodule_export]
     use super::arrays::{Borrowed, buffer, from_dlpack};
     #[pymodule_export]
-    use super::group::{Exchange, Goal, Group, Hub};
+    use super::group::{Exchange, Goal, Group};
+    #[pymodule_export]
+    use super::hub::Hub;
     #[pymodule_export]
     use super::immediate::StartedCall;
     #[pymodule_export]

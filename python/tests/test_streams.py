@@ -130,7 +130,7 @@ class Group:
 def streams_of_group():
     from peerlane._gpu import Streams
 
-    return Streams(Group())
+    return Streams(Group(), types.SimpleNamespace(exchange=None))
 
 
 class Array:
