@@ -3,6 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use peerlane_collectives::collective::Collective;
 use peerlane_collectives::element::{DType, Element};
@@ -10,7 +11,7 @@ use peerlane_collectives::group::{Group, Input, Output};
 use peerlane_hal::{ErrorKind, Rank};
 use peerlane_tests::middleware::Stream;
 
-use crate::support::{LONG, in_group};
+use crate::support::{LONG, in_group, pause};
 
 /// Memory of the caller that only streams access until the test has waited for them.
 struct Cells(Arc<[AtomicU64]>);
@@ -109,6 +110,41 @@ fn calls_on_two_streams_share_the_memory_for_copies() {
             group.close().unwrap();
         });
     }
+}
+
+/// The first call waits for a rank whose stream is held up. The second one on another stream must not
+/// overwrite what the root still has to send.
+#[test]
+fn a_call_leaves_the_memory_for_copies_to_the_call_before_it() {
+    in_group(2, LONG, |mut group| {
+        let root = Rank(0);
+        let is_root = group.rank() == root;
+        let streams = [Stream::new(), Stream::new()];
+        let right = Arc::new(AtomicU64::new(0));
+        let arrays = [Cells::new(100), Cells::new(100)];
+        if !is_root {
+            pause(&streams[0], Duration::from_millis(30));
+        }
+
+        for (number, (stream, array)) in streams.iter().zip(&arrays).enumerate() {
+            let call = |group: &mut Group| {
+                let (input, output) = match is_root {
+                    true => (array.input(), Output::from(())),
+                    false => (Input::from(()), array.output()),
+                };
+                let broadcast = group.immediate(Collective::Broadcast { root });
+                broadcast.run_on(stream, input, output).unwrap();
+            };
+            if is_root {
+                array.fill(stream, move || 10 + number as u64);
+            }
+            call(&mut group);
+            array.look(stream, &right, move |_| 10 + number as u64);
+        }
+        streams.iter().for_each(|stream| assert!(stream.is_idle_within(LONG)));
+        assert_eq!(right.load(Ordering::Relaxed), 2);
+        group.close().unwrap();
+    });
 }
 
 #[test]
