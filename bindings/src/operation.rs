@@ -8,10 +8,11 @@
 //! | failed | everything |
 
 use std::fmt;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
 use peerlane::collective::Collective;
-use peerlane::group::{Matrix, OperationBuilder};
+use peerlane::group::{Matrix, OperationBuilder, OperationDescription};
 use peerlane::hal::BackendId;
 use peerlane::{
     Algorithm, BlockLens, DType, Error, ErrorKind, Group, MemoryRange, Operator, OwnedStart, Part,
@@ -107,19 +108,46 @@ impl Request {
         group: &mut Group,
         make_capturable: impl FnOnce(Builder<'_>) -> Builder<'_>,
     ) -> Result<AnyOperation, Error> {
-        let backend = group.selection().local;
-        let is_capturable = self.capturable;
-
-        let mut builder = self.builder(group);
-        if is_capturable {
-            builder = make_capturable(builder);
-        }
+        let (backend, ranks) = (group.selection().local, group.ranks());
+        let builder = self.builder(group, make_capturable);
         let state = State::Idle(builder.prepare()?);
-        Ok(AnyOperation { state, backend })
+        Ok(AnyOperation { state, backend, ranks })
     }
 
-    /// Returns a builder with all options but `capturable`.
-    fn builder(self, group: &mut Group) -> Builder<'_> {
+    /// Prepares several operations in one agreement of all ranks, as [`Group::prepare_all`].
+    /// Collective.
+    ///
+    /// `make_capturable` is that of [`prepare`](Self::prepare). If one of the operations cannot be
+    /// prepared on some rank, none is on any rank.
+    ///
+    /// # Errors
+    /// As [`OperationBuilder::prepare`].
+    pub fn prepare_all(
+        requests: Vec<Self>,
+        group: &mut Group,
+        make_capturable: impl Fn(Builder<'_>) -> Builder<'_>,
+    ) -> Result<Vec<AnyOperation>, Error> {
+        let (backend, ranks) = (group.selection().local, group.ranks());
+        let descriptions: Vec<OperationDescription<Untyped>> = requests
+            .into_iter()
+            .map(|request| request.builder(group, &make_capturable).describe())
+            .collect();
+
+        let prepared = group.prepare_all(descriptions)?.into_iter();
+        let operations = prepared.map(|operation| AnyOperation {
+            state: State::Idle(operation),
+            backend,
+            ranks,
+        });
+        Ok(operations.collect())
+    }
+
+    /// Returns a builder with all options, of which `make_capturable` sets one.
+    fn builder<'g>(
+        self,
+        group: &'g mut Group,
+        make_capturable: impl FnOnce(Builder<'g>) -> Builder<'g>,
+    ) -> Builder<'g> {
         let mut builder = group.untyped_operation(self.collective, self.dtype, self.lens);
         builder = builder.operator(self.operator);
 
@@ -165,6 +193,9 @@ impl Request {
         if let Some((window, begin)) = &self.output {
             builder = builder.output_into(&window.untyped(), *begin);
         }
+        if self.capturable {
+            builder = make_capturable(builder);
+        }
         builder
     }
 }
@@ -173,6 +204,7 @@ impl Request {
 pub struct AnyOperation {
     state: State,
     backend: BackendId,
+    ranks: usize,
 }
 
 enum State {
@@ -188,6 +220,19 @@ impl AnyOperation {
     /// Returns the backend of the group, whose streams the operation can be started on.
     pub fn backend(&self) -> BackendId {
         self.backend
+    }
+
+    /// Returns the number of ranks of the group.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Notes that the caller has refused an argument of a start, and returns the error.
+    ///
+    /// The other ranks wait for the start, and learn of the refusal when they ask.
+    pub fn refuse(&self, error: Error) -> Error {
+        self.note_error(&error);
+        error
     }
 
     /// Starts the operation and waits until its output is complete. Collective.
@@ -232,6 +277,17 @@ impl AnyOperation {
     pub fn wait_part(&mut self, part: Duration) -> Result<bool, Error> {
         let is_done = self.started()?.wait_part(part)?;
         self.finish_if(is_done)
+    }
+
+    /// Returns the descriptor of the open start, which becomes readable when the start is complete
+    /// or the group has ended.
+    ///
+    /// The operation keeps it open until it is dropped; do not read from it.
+    ///
+    /// # Errors
+    /// As [`OwnedStart::descriptor`], and if no start is open.
+    pub fn descriptor(&mut self) -> Result<RawFd, Error> {
+        Ok(self.started()?.descriptor()?.as_raw_fd())
     }
 
     /// Enqueues a start on a stream of the vendor, and returns the output.
@@ -367,13 +423,20 @@ impl AnyOperation {
     /// Notes the error of a start that was refused. The other ranks wait for the start, and learn
     /// of it when they ask.
     fn noted<R>(&self, result: Result<R, Error>) -> Result<R, Error> {
-        result.inspect_err(|error| match &self.state {
-            _ if error.kind() != ErrorKind::InvalidArgument => {}
+        result.inspect_err(|error| {
+            if error.kind() == ErrorKind::InvalidArgument {
+                self.note_error(error);
+            }
+        })
+    }
+
+    fn note_error(&self, error: &Error) {
+        match &self.state {
             State::Idle(operation) | State::Leased(operation) => operation.note_refusal(error),
             State::Started(started) => started.note_refusal(error),
             // The ranks know from the group why it has ended.
             State::Failed => {}
-        })
+        }
     }
 }
 

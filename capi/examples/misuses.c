@@ -16,6 +16,8 @@
 
 static peerlane_operation_options description = PEERLANE_OPERATION_OPTIONS_INIT;
 
+static peerlane_call_options call_description = PEERLANE_CALL_OPTIONS_INIT;
+
 static void bad_group(void *group, const char *word) {
     uint32_t rank = 0;
     char text[256];
@@ -23,6 +25,8 @@ static void bad_group(void *group, const char *word) {
     peerlane_window *window;
     peerlane_channel *channel;
     peerlane_operation *operation;
+    peerlane_call *call;
+    int descriptor;
     REFUSED(peerlane_group_rank(group, &rank, NULL), word);
     REFUSED(peerlane_group_selection(group, text, sizeof text), word);
     REFUSED(peerlane_group_barrier(group), word);
@@ -37,8 +41,13 @@ static void bad_group(void *group, const char *word) {
     REFUSED(peerlane_window_over(group, text, sizeof text, &window), word);
     REFUSED(peerlane_window_over_descriptor(group, -1, 0, 1, &window), word);
     REFUSED(peerlane_operation_prepare(group, &description, &operation), word);
+    REFUSED(peerlane_operation_prepare_all(group, &description, 1, &operation), word);
+    REFUSED(peerlane_group_end_descriptor(group, &descriptor), word);
+    REFUSED(peerlane_call_run(group, &call_description), word);
+    REFUSED(peerlane_call_start(group, &call_description, &call), word);
+    REFUSED(peerlane_call_run_on(group, &call_description, NULL), word);
     REFUSED(peerlane_channel_open(group, NULL, 1, &channel), "");
-    EXPECT(part == NULL && window == NULL && operation == NULL && channel == NULL);
+    EXPECT(part == NULL && window == NULL && operation == NULL && channel == NULL && call == NULL);
 }
 
 static void bad_object(peerlane_group *group, void *object, const char *word) {
@@ -48,6 +57,13 @@ static void bad_object(peerlane_group *group, void *object, const char *word) {
     REFUSED(peerlane_operation_input(object, &address, NULL), word);
     REFUSED(peerlane_operation_output(object, &address, NULL), word);
     REFUSED(peerlane_operation_resize(object, 1, 0, 0), word);
+    size_t counts[] = {1};
+    int descriptor;
+    REFUSED(peerlane_operation_resize_counts(object, counts, 0, 0), word);
+    REFUSED(peerlane_operation_resize_pairs(object, counts, counts, 0, 0), word);
+    REFUSED(peerlane_operation_descriptor(object, &descriptor), word);
+    REFUSED(peerlane_call_wait(object, 0, &is_done), word);
+    REFUSED(peerlane_call_destroy(object), word);
     REFUSED(peerlane_operation_run(object), word);
     REFUSED(peerlane_operation_start(object), word);
     REFUSED(peerlane_operation_wait(object, 0, &is_done), word);
@@ -152,6 +168,16 @@ int main(void) {
     REFUSED(peerlane_operation_end_lease(operation), "leased");
     REFUSED(peerlane_operation_start_on(operation, &foreign, NULL), "no streams");
     REFUSED(peerlane_operation_resize(operation, 5, 0, 0), "resizable");
+    size_t counts[] = {1};
+    int descriptor;
+    REFUSED(peerlane_operation_resize_counts(operation, NULL, 0, 0), "counts is NULL, expected a number for each rank");
+    REFUSED(peerlane_operation_resize_counts(operation, counts, 0, 0), "resizable");
+    REFUSED(peerlane_operation_resize_pairs(operation, NULL, counts, 0, 0), "send_counts is NULL");
+    REFUSED(peerlane_operation_resize_pairs(operation, counts, NULL, 0, 0), "receive_counts is NULL");
+    REFUSED(peerlane_operation_resize_pairs(operation, counts, counts, 0, 0), "resizable");
+    REFUSED(peerlane_operation_descriptor(operation, &descriptor), "no start is open");
+    REFUSED(peerlane_operation_descriptor(operation, NULL), "descriptor is NULL");
+    REFUSED(peerlane_group_end_descriptor(group, NULL), "descriptor is NULL");
     CHECK(peerlane_operation_start(operation));
     REFUSED(peerlane_operation_run(operation), "a start is open");
     REFUSED(peerlane_operation_wait(operation, 5, NULL), "is_done is NULL");
@@ -160,6 +186,30 @@ int main(void) {
     CHECK(peerlane_operation_destroy(operation));
     REFUSED(peerlane_operation_run(operation), "destroyed");
     REFUSED(peerlane_operation_destroy(operation), "destroyed");
+
+    int32_t input[2] = {1, 2}, output[2];
+    call_description.collective = PEERLANE_COLLECTIVE_ALL_REDUCE;
+    call_description.dtype = PEERLANE_DTYPE_I32;
+    call_description.input = input;
+    call_description.output = output;
+    call_description.input_count = call_description.output_count = 2;
+    peerlane_call *started;
+    REFUSED(peerlane_call_run(group, NULL), "options is NULL");
+    REFUSED(peerlane_call_start(group, NULL, &started), "options is NULL");
+    REFUSED(peerlane_call_start(group, &call_description, NULL), "call is NULL");
+    REFUSED(peerlane_call_run_on(group, NULL, &foreign), "options is NULL");
+    REFUSED(peerlane_call_run_on(group, &call_description, &foreign), "no streams");
+    CHECK(peerlane_call_start(group, &call_description, &started));
+    REFUSED(peerlane_call_wait(started, 0, NULL), "is_done is NULL");
+    CHECK(peerlane_call_wait(started, -1, NULL));
+    EXPECT(output[0] == 1 && output[1] == 2);
+    CHECK(peerlane_call_destroy(started));
+    REFUSED(peerlane_call_wait(started, -1, NULL), "destroyed");
+    REFUSED(peerlane_call_destroy(started), "destroyed");
+    call_description.input_count = 3;
+    REFUSED(peerlane_call_run(group, &call_description), "");
+    call_description.input_count = 2;
+    CHECK(peerlane_call_run(group, &call_description));
 
     peerlane_window *window;
     CHECK(peerlane_window_allocate(group, 64, &window));

@@ -1,5 +1,6 @@
 /* Rank 1 gives arguments that the library refuses; the others get an error that names it, and all go on. */
 #define _GNU_SOURCE
+#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -78,6 +79,138 @@ static void operations(peerlane_group *group, peerlane_window *of_another) {
     CHECK(peerlane_operation_destroy(operation));
 }
 
+/* Lengths for each pair of ranks, and several operations at once. */
+static void lengths(peerlane_group *group) {
+    static const size_t counts[] = {1, 1, 1, 1};
+    peerlane_operation *operations[2];
+    PREPARE_REFUSED(send_counts, counts, "receive_counts is NULL, expected a number for each rank, as in send_counts");
+    PREPARE_REFUSED(receive_counts, counts, "send_counts is NULL, expected a number for each rank, as in receive_counts");
+    peerlane_operation_options pairs = good();
+    pairs.counts = ON_1(counts, NULL);
+    pairs.send_counts = pairs.receive_counts = counts;
+    pairs.collective = PEERLANE_COLLECTIVE_ALL_TO_ALL;
+    REFUSED(peerlane_operation_prepare(group, &pairs, &operations[0]), "counts is set, and so is send_counts or receive_counts");
+
+    peerlane_operation_options both[] = {good(), good()};
+#define ALL_REFUSED(options, count, operations_, word)                                                \
+    do {                                                                                              \
+        operations[0] = operations[1] = (peerlane_operation *)group;                                  \
+        REFUSED(peerlane_operation_prepare_all(group, options, count, operations_), word);            \
+    } while (0)
+    ALL_REFUSED(ON_1(NULL, both), 2, operations, "options is NULL");
+    EXPECT(operations[0] == NULL && operations[1] == NULL);
+    ALL_REFUSED(both, 2, ON_1(NULL, operations), "operations is NULL");
+    ALL_REFUSED(both, ON_1(0, 2), operations, "count is 0, expected at least 1");
+    if (rank == 1) both[1].collective = 99;
+    ALL_REFUSED(both, 2, operations, "options[1]: collective is 99, expected 0 to 9");
+    EXPECT(operations[0] == NULL && operations[1] == NULL);
+    both[1] = good();
+    if (rank == 1) both[0].header_version = 4;
+    ALL_REFUSED(both, 2, operations, "header_version is 4, expected 5");
+    both[0] = good();
+    if (rank == 1) both[1].algorithm = "guess";
+    ALL_REFUSED(both, 2, operations, "options[1]: algorithm: ");
+    both[1] = good();
+
+    /* Another number of operations is another call, and does not end the group. */
+    EXPECT(peerlane_operation_prepare_all(group, both, ON_1(1, 2), operations) == PEERLANE_STATUS_MISMATCH);
+    EXPECT(operations[0] == NULL);
+    CHECK(peerlane_group_check(group));
+    CHECK(peerlane_operation_prepare_all(group, both, 2, operations));
+    for (int at = 0; at < 2; at++) {
+        CHECK(peerlane_operation_run(operations[at]));
+        CHECK(peerlane_operation_destroy(operations[at]));
+    }
+}
+
+static peerlane_call_options good_call(void) {
+    static int32_t input[4], output[4];
+    peerlane_call_options options = PEERLANE_CALL_OPTIONS_INIT;
+    options.collective = PEERLANE_COLLECTIVE_ALL_REDUCE;
+    options.dtype = PEERLANE_DTYPE_I32;
+    options.input = input;
+    options.output = output;
+    options.input_count = options.output_count = 4;
+    return options;
+}
+
+#define CALL_REFUSED(field, wrong, word)                                                              \
+    do {                                                                                              \
+        peerlane_call_options options_ = good_call();                                                 \
+        if (rank == 1) options_.field = (wrong);                                                      \
+        REFUSED(peerlane_call_run(group, &options_), word);                                           \
+        peerlane_call *refused_ = (peerlane_call *)group;                                             \
+        REFUSED(peerlane_call_start(group, &options_, &refused_), word);                              \
+        EXPECT(refused_ == NULL);                                                                     \
+    } while (0)
+
+/* Immediate calls, of which none has prepared an operation yet. */
+static void calls(peerlane_group *group, peerlane_window *of_another) {
+    int foreign = 0;
+    peerlane_window *window;
+    CHECK(peerlane_window_allocate(group, 64, &window));
+    CALL_REFUSED(header_version, 77, "header_version is 77, expected 5");
+    CALL_REFUSED(collective, 99, "collective is 99, expected 0 to 9");
+    CALL_REFUSED(dtype, 99, "dtype is 99, expected 0 to 15");
+    CALL_REFUSED(dtype, PEERLANE_DTYPE_F8E4M3, "f8e4m3");
+    CALL_REFUSED(reduction, 99, "reduction is 99, expected 0 to 3");
+    CALL_REFUSED(beside_compute, 99, "beside_compute is 99, expected 0 to 2");
+    CALL_REFUSED(timeout_ms, (uint64_t)-3, "timeout_ms is 18446744073709551613");
+    CALL_REFUSED(input, NULL, "input is NULL, expected the address of 4 elements");
+    CALL_REFUSED(output, NULL, "output is NULL, expected the address of 4 elements");
+    CALL_REFUSED(input_count, 3, "");
+    CALL_REFUSED(output_count, SIZE_MAX / 4, "output_count is 4611686018427387903, expected at most 2305843009213693951");
+    CALL_REFUSED(input_window, window, "expected NULL, because input_window is set");
+
+    peerlane_call_options none = good_call(), part = good_call();
+    if (rank == 1) {
+        none.input = NULL;
+        none.input_count = 0;
+    }
+    REFUSED(peerlane_call_run(group, &none), "input");
+    part.output = NULL;
+    part.output_window = ON_1((peerlane_window *)&foreign, window);
+    REFUSED(peerlane_call_run(group, &part), "output: the window");
+    part.output_window = ON_1((peerlane_window *)group, window);
+    REFUSED(peerlane_call_run(group, &part), "another kind");
+    part.output_window = ON_1(of_another, window);
+    REFUSED(peerlane_call_run(group, &part), "another group");
+    part.output_window = window;
+    part.output_begin = ON_1(13, 0);
+    REFUSED(peerlane_call_run(group, &part), "output: ");
+    part.output_begin = ON_1(SIZE_MAX, 0);
+    REFUSED(peerlane_call_run(group, &part), "output: ");
+
+    peerlane_call *call;
+    peerlane_call_options options = good_call();
+    REFUSED(peerlane_call_run(group, ON_1(NULL, &options)), "options is NULL");
+    REFUSED(peerlane_call_start(group, &options, ON_1(NULL, &call)), "call is NULL");
+    options.root = 9;
+    CHECK(peerlane_call_run(group, &options));
+    CHECK(peerlane_window_release(group, window));
+}
+
+/* After a call has prepared an operation, the next ones exchange no messages: the others wait for the rank that has
+ * refused the call, and return an error with its text. */
+static void calls_without_messages(peerlane_group *group) {
+    peerlane_call_options options = good_call();
+    CHECK(peerlane_call_run(group, &options));
+    CHECK(peerlane_call_run(group, &options));
+    options.timeout_ms = 500;
+    if (rank == 1) options.dtype = 99;
+    peerlane_status status = peerlane_call_run(group, &options);
+    char text[1024];
+    snprintf(text, sizeof text, "%s", peerlane_error_text());
+    EXPECT(status == (rank == 1 ? PEERLANE_STATUS_INVALID_ARGUMENT : PEERLANE_STATUS_TIMEOUT));
+    int descriptor;
+    CHECK(peerlane_group_end_descriptor(group, &descriptor));
+    struct pollfd end = {.fd = descriptor, .events = POLLIN};
+    EXPECT(poll(&end, 1, 20000) == 1);
+    const char *word = rank == 1 ? "dtype is 99" : "refused its last call: dtype is 99";
+    EXPECT(strstr(text, word) != NULL);
+    CHECK(peerlane_group_destroy(group));
+}
+
 static void windows(peerlane_group *group, peerlane_window *of_another) {
     static char memory[64];
     peerlane_window *window, *over;
@@ -129,9 +262,11 @@ int main(void) {
     CHECK(peerlane_group_split(group, 0, 0, &another));
     CHECK(peerlane_window_allocate(another, 64, &of_another));
     operations(group, of_another);
+    lengths(group);
+    calls(group, of_another);
     windows(group, of_another);
     CHECK(peerlane_window_release(another, of_another));
-    CHECK(peerlane_group_close(another));
+    calls_without_messages(another);
     CHECK(peerlane_group_barrier(group));
     CHECK(peerlane_group_close(group));
     return 0;

@@ -43,6 +43,48 @@ int main() try {
         const Complex *output = gather.output().as<Complex>();
         for (std::uint32_t at = 0; at < 3 * ranks; at++) EXPECT(output[at] == Complex(static_cast<float>(at / 3), static_cast<float>(at % 3)));
     }
+    {
+        // Immediate calls on arrays of the program.
+        const std::vector<double> own(count, rank + 1.0);
+        std::vector<double> sum(count), all(ranks * count);
+        group.run(peerlane::call_options(PEERLANE_COLLECTIVE_ALL_REDUCE, own.data(), count, sum.data(), count));
+        auto call = group.start(peerlane::call_options(PEERLANE_COLLECTIVE_ALL_GATHER, own.data(), count, all.data(), ranks * count));
+        while (!call.wait_for(std::chrono::milliseconds(100))) {}
+        call.wait();
+        for (std::size_t at = 0; at < count; at++) EXPECT(sum[at] == ranks * (ranks + 1) / 2);
+        for (std::size_t at = 0; at < ranks * count; at++) EXPECT(all[at] == static_cast<double>(at / count + 1));
+        try {
+            group.run_on(peerlane::call_options(PEERLANE_COLLECTIVE_SCAN, own.data(), count, sum.data(), count), nullptr);
+            EXPECT(false);
+        } catch (const peerlane::Error &error) {
+            EXPECT(std::string(error.what()).find("no streams") != std::string::npos);
+        }
+    }
+    {
+        // Operations that are prepared together.
+        std::vector<std::size_t> send(ranks, rank + 1), receive;
+        for (std::uint32_t from = 0; from < ranks; from++) receive.push_back(from + 1);
+        auto pairs = peerlane::operation_options(PEERLANE_COLLECTIVE_ALL_TO_ALL, peerlane::dtype<std::uint32_t>, 0);
+        pairs.send_counts = send.data();
+        pairs.receive_counts = receive.data();
+        pairs.resizable = true;
+        auto gather = peerlane::operation_options(PEERLANE_COLLECTIVE_ALL_GATHER, peerlane::dtype<std::uint32_t>, 2);
+        gather.resizable = true;
+        auto operations = group.prepare_all({pairs, gather});
+        operations[0].resize_pairs(std::vector<std::size_t>(ranks, 1), std::vector<std::size_t>(ranks, 1));
+        std::uint32_t *input = operations[0].input().as<std::uint32_t>();
+        for (std::uint32_t to = 0; to < ranks; to++) input[to * (rank + 1)] = rank * 10 + to;
+        operations[0].start();
+        EXPECT(operations[0].descriptor() >= 0 && group.end_descriptor() >= 0);
+        operations[0].wait();
+        const std::uint32_t *output = operations[0].output().as<std::uint32_t>();
+        for (std::uint32_t from = 0, begin = 0; from < ranks; begin += ++from) EXPECT(output[begin] == from * 10 + rank);
+
+        operations[1].resize_counts(std::vector<std::size_t>(ranks, 1));
+        *operations[1].input().as<std::uint32_t>() = rank;
+        operations[1].run();
+        for (std::uint32_t from = 0; from < ranks; from++) EXPECT(operations[1].output().as<std::uint32_t>()[from] == from);
+    }
     auto part = group.split(rank % 2, 0);
     EXPECT(part.has_value());
     auto window = part->allocate(64);

@@ -22,15 +22,19 @@
 /* Options of an operation; set at least `collective` and `count`. The elements are bytes. */
 #define PEERLANE_OPERATION_OPTIONS_INIT { .header_version = PEERLANE_HEADER_VERSION }
 
+/* Options of an immediate call; set at least `collective`, the input and the output. The elements are bytes. */
+#define PEERLANE_CALL_OPTIONS_INIT { .header_version = PEERLANE_HEADER_VERSION }
+
 /* A place for peerlane_operation_resize: the place with which the operation was prepared. */
 #define PEERLANE_AS_PREPARED SIZE_MAX
 
 
 // The version of the header, which options contain. It changes if a program must be compiled
 // again.
-#define PEERLANE_HEADER_VERSION 4
+#define PEERLANE_HEADER_VERSION 5
 
-// The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which `peerlane_error_text` describes.
+// The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which
+// `peerlane_error_text` describes.
 typedef enum {
   // The call has succeeded.
   PEERLANE_STATUS_OK = 0,
@@ -42,8 +46,9 @@ typedef enum {
   PEERLANE_STATUS_TIMEOUT = 3,
   // A remote key is malformed or names freed memory.
   PEERLANE_STATUS_INVALID_KEY = 4,
-  // Values that must be equal on all ranks differ. `peerlane_error_rank` names a rank, but not if two ranks have made the same start
-  // with different lengths or places: the text says which two.
+  // Values that must be equal on all ranks differ. `peerlane_error_rank` names a rank, but not
+  // if two ranks have made the same start with different lengths or places: the text says which
+  // two.
   PEERLANE_STATUS_MISMATCH = 5,
   // An argument is invalid: a handle that is NULL, foreign or destroyed, a size, a range.
   PEERLANE_STATUS_INVALID_ARGUMENT = 6,
@@ -144,6 +149,9 @@ typedef enum {
   PEERLANE_SETTING_ON = 2,
 } peerlane_setting;
 
+// An immediate call that was started.
+typedef struct peerlane_call peerlane_call;
+
 // Connections over a window to all ranks of a group.
 typedef struct peerlane_channel peerlane_channel;
 
@@ -193,6 +201,50 @@ typedef struct {
   const char *engine;
 } peerlane_group_options;
 
+// What an immediate call does. Begin with `PEERLANE_CALL_OPTIONS_INIT`, and set what differs. All
+// ranks give equal options, except for addresses.
+//
+// The input and the output are memory at an address, or a part of a window if their window is set,
+// which is used without a copy. All ranks then name the part at the same place, also those whose
+// input or output the collective does not need. NULL without elements means that this rank has no
+// input or output. The number of elements of a block follows from those of the input and the
+// output.
+typedef struct {
+  // `PEERLANE_HEADER_VERSION`.
+  uint32_t header_version;
+  // The collective, one of `PEERLANE_COLLECTIVE_ALL_GATHER` and so on.
+  uint32_t collective;
+  // The type of the elements, one of `PEERLANE_DTYPE_F32` and so on.
+  uint32_t dtype;
+  // How a reduction joins elements, one of `PEERLANE_REDUCTION_SUM` and so on.
+  uint32_t reduction;
+  // The rank that a broadcast, gather, scatter or reduce has as its root.
+  uint32_t root;
+  // Whether the call runs beside kernels of the program: one of `PEERLANE_SETTING_AS_GROUP` and
+  // so on.
+  uint32_t beside_compute;
+  // NULL, or the number of elements of the block of each rank, if they differ.
+  const size_t *counts;
+  // The longest time of the call in milliseconds, or 0 for that of the group.
+  uint64_t timeout_ms;
+  // The address of the input, or NULL. On GPUs it is one of the device of this rank.
+  const void *input;
+  // The number of elements of the input.
+  size_t input_count;
+  // The window that holds the input instead, or NULL.
+  const peerlane_window *input_window;
+  // The place of the input in its window, in elements.
+  size_t input_begin;
+  // The address of the output, or NULL. It can be that of the input: the call is in place then.
+  void *output;
+  // The number of elements of the output.
+  size_t output_count;
+  // The window that holds the output instead, or NULL.
+  const peerlane_window *output_window;
+  // The place of the output in its window, in elements.
+  size_t output_begin;
+} peerlane_call_options;
+
 // What an operation does. Begin with `PEERLANE_OPERATION_OPTIONS_INIT`, and set what differs. All
 // ranks give equal options, except for places in windows.
 typedef struct {
@@ -211,6 +263,12 @@ typedef struct {
   size_t count;
   // NULL, or the number of elements of the block of each rank, instead of `count`.
   const size_t *counts;
+  // NULL, or the number of elements that this rank sends to each rank in an all-to-all whose
+  // blocks differ, instead of `count`. Each rank gives its own numbers.
+  const size_t *send_counts;
+  // The number of elements that this rank receives from each rank, if `send_counts` is set. It
+  // is what the other rank sends.
+  const size_t *receive_counts;
   // The name of an algorithm, such as `"ring"`; NULL selects the fastest one.
   const char *algorithm;
   // The number of chunks of a block, or 0 for the best number.
@@ -223,6 +281,9 @@ typedef struct {
   bool capturable;
   // Whether `peerlane_operation_resize` can set another size before a start.
   bool resizable;
+  // Whether ranks compare the sizes and places of starts also where the host cannot read the
+  // flags directly, as on GPUs. All ranks set the same.
+  bool check_starts;
   // Whether fallbacks, and compute units that copy or add, are errors.
   bool strict;
   // Whether the operation runs beside kernels of the program, and so takes few compute units,
@@ -392,6 +453,10 @@ peerlane_status peerlane_group_barrier(peerlane_group *group);
 // `inboxes`, `flags`, `windows` or `buffers`), `bytes`, `space` (`host` or `device`), and
 // `device`, the number of the GPU or null.
 //
+// `immediate` counts the immediate calls: `calls`, of which `hits` found an operation that the
+// group keeps, and `copied` copied memory; `operations` that the group keeps, and the `copy_bytes`
+// of its memory for copies.
+//
 // # Safety
 // `buffer` is NULL or has `size` bytes.
 peerlane_status peerlane_group_stats(peerlane_group *group, char *buffer, size_t size);
@@ -406,6 +471,17 @@ peerlane_status peerlane_group_trim(peerlane_group *group, uint64_t *bytes);
 // Returns the error that has ended the group, or `PEERLANE_STATUS_OK`. It does not wait,
 // also while another thread uses the group.
 peerlane_status peerlane_group_check(const peerlane_group *group);
+
+// Writes a file descriptor for an event loop, which becomes readable when the group has ended or
+// was closed.
+//
+// `peerlane_group_check` then returns the reason. Do not read from the descriptor, and do not
+// close it: the group keeps it until its handle is destroyed by `peerlane_group_close` or
+// `peerlane_group_destroy`.
+//
+// # Safety
+// `descriptor` is NULL or points to an int.
+peerlane_status peerlane_group_end_descriptor(const peerlane_group *group, int *descriptor);
 
 // Forms groups of the ranks that give the same color, ordered by key and then by rank. Collective.
 //
@@ -435,8 +511,8 @@ peerlane_status peerlane_group_subgroup(peerlane_group *group,
 // `rest` is NULL or points to a handle.
 peerlane_status peerlane_group_shrink(peerlane_group *group, peerlane_group **rest);
 
-// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations and
-// channels of the group first.
+// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations,
+// calls and channels of the group first.
 //
 // The handles of its windows are destroyed, too: the memory of `peerlane_window_allocate` must not
 // be used after the call.
@@ -446,17 +522,99 @@ peerlane_status peerlane_group_close(peerlane_group *group);
 // ended, they lose this rank.
 peerlane_status peerlane_group_destroy(peerlane_group *group);
 
+// Makes a call without a preparation by the program, and waits until the output is complete.
+// Collective.
+//
+// The first call of a kind prepares an operation, which the group keeps for the next ones. Memory
+// outside of windows is copied to and from memory of the group.
+//
+// Arguments that are refused on one rank are an error on all: at once if the call prepares an
+// operation, and otherwise when the other ranks have waited for this one for long.
+//
+// # Safety
+// `options` is NULL or points to options. Their `counts` are NULL or have one number for each
+// rank. Unless it is NULL, `input` is the address of `input_count` elements that this rank can
+// read, and `output` that of `output_count` elements that it can also write, aligned for the type.
+// Nobody else accesses them until the call has returned.
+peerlane_status peerlane_call_run(peerlane_group *group, const peerlane_call_options *options);
+
+// Starts a call as `peerlane_call_run`, and returns without waiting for its output. Collective.
+//
+// On success `*call` is a handle that must be passed to `peerlane_call_destroy`. The next
+// immediate call of the group on the host first completes this one. Processors of the host move
+// bytes only in calls of the library, unless a device does.
+//
+// # Safety
+// `options` is NULL or points to options, and `call` is NULL or points to a handle. The options
+// are as in `peerlane_call_run`, and nobody else accesses their memory until
+// `peerlane_call_wait` has said that the call is complete, or an error, or the call was destroyed.
+peerlane_status peerlane_call_start(peerlane_group *group,
+                                    const peerlane_call_options *options,
+                                    peerlane_call **call);
+
+// Enqueues a call on a stream, as `peerlane_operation_start_on` its start, and returns at once.
+// Collective.
+//
+// The call comes after the work that the stream holds now, and before work that is enqueued next.
+// The host waits for other ranks only if the call prepares an operation or compares new numbers of
+// elements or places. The output is defined if `peerlane_group_check` returns
+// `PEERLANE_STATUS_OK` after the stream was synchronised.
+//
+// While the stream is captured, the call is recorded instead. All replays of the graph must be
+// complete before the group is closed or destroyed, or a window of the call is released, and
+// graphs with recorded calls are replayed one after the other.
+//
+// # Safety
+// `options` are as in `peerlane_call_run`, and nobody else accesses their memory until the stream
+// has made the call, or all replays. `stream` is a stream of the device of this rank, but no
+// default stream, and lives until the group is closed or destroyed.
+peerlane_status peerlane_call_run_on(peerlane_group *group,
+                                     const peerlane_call_options *options,
+                                     void *stream);
+
+// Waits for a call that was started, at most `limit_ms` milliseconds, as
+// `peerlane_operation_wait`: 0 does not wait, and a negative number waits up to the timeout of the
+// call.
+//
+// `*is_done` is whether the output is complete; it may be NULL if `limit_ms` is negative. After
+// the call is complete, each wait returns the same result.
+//
+// # Safety
+// `is_done` is NULL or points to a bool.
+peerlane_status peerlane_call_wait(peerlane_call *call, int64_t limit_ms, bool *is_done);
+
+// Destroys the handle of a call. If the call is not complete, waits for it first, up to its
+// timeout.
+peerlane_status peerlane_call_destroy(peerlane_call *call);
+
 // Prepares an operation: plans and verifies it, and takes memory. Collective.
 //
 // On success `*operation` is a handle that must be passed to `peerlane_operation_destroy`. Calls
 // with the same operation from several threads take turns.
 //
 // # Safety
-// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or
-// has one number for each rank, and `algorithm`, `engine` and `label` are NULL or end in zero.
+// `options` and `operation` are NULL or point to such objects. `counts`, `send_counts` and
+// `receive_counts` of the options are NULL or have one number for each rank, and `algorithm`,
+// `engine` and `label` are NULL or end in zero.
 peerlane_status peerlane_operation_prepare(peerlane_group *group,
                                            const peerlane_operation_options *options,
                                            peerlane_operation **operation);
+
+// Prepares `count` operations in one agreement of all ranks, which costs little more than for one.
+// Collective.
+//
+// On success `operations[i]` is the handle of the operation of `options[i]`, and
+// `peerlane_operation_destroy` must be called for each. If one of the operations cannot be
+// prepared on some rank, none is on any rank, and all handles are NULL. All ranks give the same
+// number of operations, in the same order.
+//
+// # Safety
+// `options` and `operations` are NULL or have `count` such objects, and each of the options is as
+// in `peerlane_operation_prepare`.
+peerlane_status peerlane_operation_prepare_all(peerlane_group *group,
+                                               const peerlane_operation_options *options,
+                                               size_t count,
+                                               peerlane_operation **operations);
 
 // Writes the address and the size in bytes of the input of this rank; either may be NULL.
 //
@@ -489,6 +647,32 @@ peerlane_status peerlane_operation_resize(peerlane_operation *operation,
                                           size_t input_begin,
                                           size_t output_begin);
 
+// Sets the number of elements of the block of each rank for the next starts of a resizable
+// operation, and the places as `peerlane_operation_resize`.
+//
+// All ranks set the same numbers before the same start.
+//
+// # Safety
+// `counts` is NULL or has one number for each rank.
+peerlane_status peerlane_operation_resize_counts(peerlane_operation *operation,
+                                                 const size_t *counts,
+                                                 size_t input_begin,
+                                                 size_t output_begin);
+
+// Sets the numbers of elements that this rank sends to each rank and receives from it, for the
+// next starts of a resizable all-to-all, and the places as `peerlane_operation_resize`.
+//
+// Every block stays where the numbers of the preparation put it. Each rank gives its own numbers;
+// what a rank sends is what the other one receives.
+//
+// # Safety
+// `send_counts` and `receive_counts` are NULL or have one number for each rank.
+peerlane_status peerlane_operation_resize_pairs(peerlane_operation *operation,
+                                                const size_t *send_counts,
+                                                const size_t *receive_counts,
+                                                size_t input_begin,
+                                                size_t output_begin);
+
 // Starts the operation and waits until the output is complete. Collective.
 peerlane_status peerlane_operation_run(peerlane_operation *operation);
 
@@ -507,6 +691,17 @@ peerlane_status peerlane_operation_start(peerlane_operation *operation);
 peerlane_status peerlane_operation_wait(peerlane_operation *operation,
                                         int64_t limit_ms,
                                         bool *is_done);
+
+// Writes a file descriptor for an event loop, which becomes readable when the open start is
+// complete or the group has ended.
+//
+// `peerlane_operation_wait` then returns the result at once. Do not read from the descriptor, and
+// do not close it: the operation keeps it until it is destroyed. It is the same for each start,
+// and the next start makes it unreadable. While no start is open, the call is an error.
+//
+// # Safety
+// `descriptor` is NULL or points to an int.
+peerlane_status peerlane_operation_descriptor(peerlane_operation *operation, int *descriptor);
 
 // Places a start on a stream: a `CUstream` or `cudaStream_t` on NVIDIA GPUs, a `hipStream_t` on
 // AMD GPUs. The host does not wait. Collective.
@@ -543,7 +738,8 @@ peerlane_status peerlane_operation_report(peerlane_operation *operation, char *b
 // call first waits for that.
 peerlane_status peerlane_operation_destroy(peerlane_operation *operation);
 
-// Returns the text of the last error of this thread. It stays valid until the next call of this thread that fails.
+// Returns the text of the last error of this thread. It stays valid until the next call of this
+// thread that fails.
 //
 // In the destructors of a thread, and of static objects, a long text is cut.
 const char *peerlane_error_text(void);
@@ -551,8 +747,8 @@ const char *peerlane_error_text(void);
 // Returns the rank that the last error of this thread is about, or -1.
 int32_t peerlane_error_rank(void);
 
-// Returns how many bytes the buffer needs, with the zero at its end, if the last error of this thread is that the buffer of the call is
-// too small; otherwise 0.
+// Returns how many bytes the buffer needs, with the zero at its end, if the last error of this
+// thread is that the buffer of the call is too small; otherwise 0.
 size_t peerlane_error_needed_bytes(void);
 
 // Returns the name of a status, such as `peer lost`. The text is constant.

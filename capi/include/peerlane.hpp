@@ -133,6 +133,26 @@ inline peerlane_operation_options operation_options(peerlane_collective collecti
     return options;
 }
 
+inline peerlane_call_options call_options(peerlane_collective collective, std::uint32_t dtype) {
+    peerlane_call_options options{};
+    options.header_version = PEERLANE_HEADER_VERSION;
+    options.collective = collective;
+    options.dtype = dtype;
+    return options;
+}
+
+/// Returns the options of a call on arrays of the program.
+template <typename T>
+peerlane_call_options call_options(peerlane_collective collective, const T *input, std::size_t input_count, T *output,
+                                   std::size_t output_count) {
+    peerlane_call_options options = call_options(collective, dtype<T>);
+    options.input = input;
+    options.input_count = input_count;
+    options.output = output;
+    options.output_count = output_count;
+    return options;
+}
+
 class Operation {
 public:
     explicit Operation(peerlane_operation *handle) noexcept : owner_(handle) {}
@@ -153,6 +173,25 @@ public:
     void resize(std::size_t count, std::size_t input_begin = PEERLANE_AS_PREPARED,
                 std::size_t output_begin = PEERLANE_AS_PREPARED) {
         check(peerlane_operation_resize(get(), count, input_begin, output_begin));
+    }
+
+    /// Sets a number of elements for the block of each rank; there is one number for each rank.
+    void resize_counts(const std::vector<std::size_t> &counts, std::size_t input_begin = PEERLANE_AS_PREPARED,
+                       std::size_t output_begin = PEERLANE_AS_PREPARED) {
+        check(peerlane_operation_resize_counts(get(), counts.data(), input_begin, output_begin));
+    }
+
+    /// Sets what this rank sends to each rank and receives from it; there is one number for each rank in both.
+    void resize_pairs(const std::vector<std::size_t> &send, const std::vector<std::size_t> &receive,
+                      std::size_t input_begin = PEERLANE_AS_PREPARED, std::size_t output_begin = PEERLANE_AS_PREPARED) {
+        check(peerlane_operation_resize_pairs(get(), send.data(), receive.data(), input_begin, output_begin));
+    }
+
+    /// Returns a descriptor for an event loop, which is readable when the open start is complete or the group has ended.
+    int descriptor() const {
+        int descriptor = -1;
+        check(peerlane_operation_descriptor(get(), &descriptor));
+        return descriptor;
     }
 
     /// Places a start on a stream, and returns the address of its output.
@@ -178,6 +217,26 @@ private:
     }
 
     detail::Owner<peerlane_operation, peerlane_operation_destroy> owner_;
+};
+
+/// An immediate call that was started. Its destructor waits until the call is complete.
+class Call {
+public:
+    explicit Call(peerlane_call *handle) noexcept : owner_(handle) {}
+
+    void wait() { check(peerlane_call_wait(get(), -1, nullptr)); }
+
+    /// Waits for the call at most `limit`, and returns whether it is complete. A limit that is zero or negative does not wait.
+    bool wait_for(std::chrono::milliseconds limit) {
+        bool is_done = false;
+        check(peerlane_call_wait(get(), static_cast<std::int64_t>(detail::not_negative(limit)), &is_done));
+        return is_done;
+    }
+
+    peerlane_call *get() const noexcept { return owner_.get(); }
+
+private:
+    detail::Owner<peerlane_call, peerlane_call_destroy> owner_;
 };
 
 class Channel {
@@ -243,6 +302,14 @@ public:
     std::uint32_t ranks() const { return size(false); }
     void barrier() { check(peerlane_group_barrier(get())); }
     void check_end() const { check(peerlane_group_check(get())); }
+
+    /// Returns a descriptor for an event loop, which is readable when the group has ended.
+    int end_descriptor() const {
+        int descriptor = -1;
+        check(peerlane_group_end_descriptor(get(), &descriptor));
+        return descriptor;
+    }
+
     void close() { check(peerlane_group_close(owner_.take())); }
     peerlane_group *get() const noexcept { return owner_.get(); }
 
@@ -279,6 +346,31 @@ public:
         peerlane_operation *operation = nullptr;
         check(peerlane_operation_prepare(get(), &options, &operation));
         return Operation(operation);
+    }
+
+    /// Prepares several operations in one agreement of all ranks.
+    std::vector<Operation> prepare_all(const std::vector<peerlane_operation_options> &options) {
+        std::vector<peerlane_operation *> handles(options.size());
+        std::vector<Operation> operations;
+        operations.reserve(options.size());
+        check(peerlane_operation_prepare_all(get(), options.data(), options.size(), handles.data()));
+        for (peerlane_operation *handle : handles) operations.emplace_back(handle);
+        return operations;
+    }
+
+    /// Makes an immediate call, and waits until its output is complete.
+    void run(const peerlane_call_options &options) { check(peerlane_call_run(get(), &options)); }
+
+    /// Starts an immediate call. Its memory is in use until the result is complete or destroyed.
+    Call start(const peerlane_call_options &options) {
+        peerlane_call *call = nullptr;
+        check(peerlane_call_start(get(), &options, &call));
+        return Call(call);
+    }
+
+    /// Enqueues an immediate call on a stream.
+    void run_on(const peerlane_call_options &options, void *stream) {
+        check(peerlane_call_run_on(get(), &options, stream));
     }
 
     Window allocate(std::size_t bytes) {

@@ -1,6 +1,7 @@
 //! Groups: opening, splitting, barriers and ends.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use peerlane_bindings::stats_json;
 use crate::handle::{Table, clear, lock};
 use crate::status::{Failure, Status, call};
 use crate::window::drop_windows;
-use crate::{HEADER_VERSION, milliseconds, text_into};
+use crate::{HEADER_VERSION, descriptor_into, milliseconds, text_into};
 
 /// The longest wait for the start of all ranks if `start_timeout_ms` is 0.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -342,6 +343,10 @@ pub extern "C" fn peerlane_group_barrier(group: *mut GroupHandle) -> Status {
 /// `inboxes`, `flags`, `windows` or `buffers`), `bytes`, `space` (`host` or `device`), and
 /// `device`, the number of the GPU or null.
 ///
+/// `immediate` counts the immediate calls: `calls`, of which `hits` found an operation that the
+/// group keeps, and `copied` copied memory; `operations` that the group keeps, and the `copy_bytes`
+/// of its memory for copies.
+///
 /// # Safety
 /// `buffer` is NULL or has `size` bytes.
 #[unsafe(no_mangle)]
@@ -380,6 +385,25 @@ pub unsafe extern "C" fn peerlane_group_trim(group: *mut GroupHandle, bytes: *mu
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_group_check(group: *const GroupHandle) -> Status {
     call(|| Ok(GROUPS.get(group.addr())?.end.check()?))
+}
+
+/// Writes a file descriptor for an event loop, which becomes readable when the group has ended or
+/// was closed.
+///
+/// `peerlane_group_check` then returns the reason. Do not read from the descriptor, and do not
+/// close it: the group keeps it until its handle is destroyed by `peerlane_group_close` or
+/// `peerlane_group_destroy`.
+///
+/// # Safety
+/// `descriptor` is NULL or points to an int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_group_end_descriptor(
+    group: *const GroupHandle,
+    descriptor: *mut c_int,
+) -> Status {
+    let end = || Ok(GROUPS.get(group.addr())?.end.as_fd().as_raw_fd());
+    // SAFETY: this function has the same contract for `descriptor`.
+    call(|| unsafe { descriptor_into(descriptor, end) })
 }
 
 /// Forms groups of the ranks that give the same color, ordered by key and then by rank. Collective.
@@ -475,8 +499,8 @@ pub unsafe extern "C" fn peerlane_group_shrink(
     })
 }
 
-/// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations and
-/// channels of the group first.
+/// Closes a group and destroys its handle, even if it fails. Collective. Destroy the operations,
+/// calls and channels of the group first.
 ///
 /// The handles of its windows are destroyed, too: the memory of `peerlane_window_allocate` must not
 /// be used after the call.

@@ -6,18 +6,20 @@
 //! | `status` | errors: a status of each call, text and rank of the last error of a thread |
 //! | `handle` | handles that a table resolves |
 //! | `group`, `window`, `operation`, `channel` | the functions on these objects |
+//! | `immediate` | calls of collectives without an operation |
 
 #![allow(clippy::missing_errors_doc, reason = "every function returns a status")]
 
 pub mod channel;
 pub mod group;
 mod handle;
+pub mod immediate;
 pub mod numbers;
 pub mod operation;
 pub mod status;
 pub mod window;
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ use status::Failure;
 
 /// The version of the header, which options contain. It changes if a program must be compiled
 /// again.
-pub const HEADER_VERSION: u32 = 4;
+pub const HEADER_VERSION: u32 = 5;
 
 /// Returns the version of the library, such as `0.1.0`. The text is constant.
 #[unsafe(no_mangle)]
@@ -66,6 +68,24 @@ unsafe fn text_into(text: &str, buffer: *mut c_char, size: usize) -> Result<(), 
     unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len()) };
     // SAFETY: `text.len() < size`, so this is the place behind the text in the buffer.
     unsafe { buffer.wrapping_add(text.len()).write(0) };
+    Ok(())
+}
+
+/// Writes a file descriptor that the library keeps.
+///
+/// # Safety
+/// `to` is NULL or valid for writes.
+unsafe fn descriptor_into(
+    to: *mut c_int,
+    descriptor: impl FnOnce() -> Result<c_int, Failure>,
+) -> Result<(), Failure> {
+    if to.is_null() {
+        return Err(Failure::argument("descriptor is NULL, expected where to write it"));
+    }
+    let descriptor = descriptor()?;
+    // SAFETY: it is not NULL, and the contract of this function says that it is valid for writes
+    // then.
+    unsafe { to.write(descriptor) };
     Ok(())
 }
 

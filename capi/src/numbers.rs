@@ -1,7 +1,9 @@
 //! Defines the numbers of collectives, element types, reductions and settings in the header.
 
-use peerlane::Operator;
 use peerlane::collective::Collective;
+use peerlane::{DType, Operator};
+
+use crate::status::Failure;
 
 /// A collective. The numbers are those of `peerlane_operation_options`.
 #[repr(C)]
@@ -144,10 +146,46 @@ impl SettingNumber {
     }
 }
 
+/// Returns the collective with a number of the header; its root is 0.
+pub(crate) fn collective(number: u32) -> Result<Collective, Failure> {
+    let number_of = |collective| CollectiveNumber::from_collective(collective) as u32;
+    numbered("collective", number, Collective::ALL, number_of)
+}
+
+/// Returns the operator with a number of the header.
+pub(crate) fn operator(number: u32) -> Result<Operator, Failure> {
+    let number_of = |operator| ReductionNumber::from_operator(operator) as u32;
+    numbered("reduction", number, &Operator::ALL, number_of)
+}
+
+/// Returns the element type with a number of the header.
+pub(crate) fn dtype(number: u32) -> Result<DType, Failure> {
+    numbered("dtype", number, &DType::ALL, DType::c_number)
+}
+
+/// Returns whether the option `field` is on, or `None` for the setting of the group.
+pub(crate) fn setting(field: &str, number: u32) -> Result<Option<bool>, Failure> {
+    let setting = numbered(field, number, &SettingNumber::ALL, |setting| setting as u32);
+    setting.map(SettingNumber::value)
+}
+
+/// Returns the value that has `number` in the header, where `number_of` returns the number of each
+/// of `values`.
+fn numbered<T: Copy>(
+    field: &str,
+    number: u32,
+    values: &[T],
+    number_of: impl Fn(T) -> u32,
+) -> Result<T, Failure> {
+    let found = values.iter().copied().find(|value| number_of(*value) == number);
+    found.ok_or_else(|| {
+        let last = values.iter().map(|value| number_of(*value)).max().unwrap_or(0);
+        Failure::argument(format!("{field} is {number}, expected 0 to {last}"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use peerlane::DType;
-
     use super::*;
 
     #[test]

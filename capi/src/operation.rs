@@ -1,20 +1,18 @@
 //! Operations: description, preparation, starts on the host and on streams, reports.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use peerlane::collective::Collective;
-use peerlane::{BlockLens, DType, Error, Group, Operator, Part, Rank, Window};
+use peerlane::{BlockLens, Error, ErrorKind, Group, Part, Rank, Window};
 use peerlane_bindings::{AnyOperation, Request, Stream};
 
 use crate::group::{GROUPS, GroupHandle, check_header, text};
 use crate::handle::{Table, clear, lock};
-use crate::numbers::{CollectiveNumber, ReductionNumber, SettingNumber};
 use crate::status::{Failure, Status, call};
 use crate::window::{WINDOWS, WindowHandle, write};
-use crate::{milliseconds, text_into};
+use crate::{descriptor_into, milliseconds, numbers, text_into};
 
 /// The place that tells `peerlane_operation_resize` to keep the place of the preparation:
 /// `PEERLANE_AS_PREPARED`.
@@ -44,6 +42,12 @@ pub struct OperationOptions {
     pub count: usize,
     /// NULL, or the number of elements of the block of each rank, instead of `count`.
     pub counts: *const usize,
+    /// NULL, or the number of elements that this rank sends to each rank in an all-to-all whose
+    /// blocks differ, instead of `count`. Each rank gives its own numbers.
+    pub send_counts: *const usize,
+    /// The number of elements that this rank receives from each rank, if `send_counts` is set. It
+    /// is what the other rank sends.
+    pub receive_counts: *const usize,
     /// The name of an algorithm, such as `"ring"`; NULL selects the fastest one.
     pub algorithm: *const c_char,
     /// The number of chunks of a block, or 0 for the best number.
@@ -56,6 +60,9 @@ pub struct OperationOptions {
     pub capturable: bool,
     /// Whether `peerlane_operation_resize` can set another size before a start.
     pub resizable: bool,
+    /// Whether ranks compare the sizes and places of starts also where the host cannot read the
+    /// flags directly, as on GPUs. All ranks set the same.
+    pub check_starts: bool,
     /// Whether fallbacks, and compute units that copy or add, are errors.
     pub strict: bool,
     /// Whether the operation runs beside kernels of the program, and so takes few compute units,
@@ -91,29 +98,15 @@ fn with<R>(
     Ok(body(operation.as_mut().ok_or_else(destroyed)?)?)
 }
 
-/// Returns the value that has `number` in the header, where `number_of` returns the number of each
-/// of `values`.
-fn numbered<T: Copy>(
-    field: &str,
-    number: u32,
-    values: &[T],
-    number_of: impl Fn(T) -> u32,
-) -> Result<T, Failure> {
-    let found = values.iter().copied().find(|value| number_of(*value) == number);
-    found.ok_or_else(|| {
-        let last = values.iter().map(|value| number_of(*value)).max().unwrap_or(0);
-        Failure::argument(format!("{field} is {number}, expected 0 to {last}"))
-    })
-}
-
 /// Prepares an operation: plans and verifies it, and takes memory. Collective.
 ///
 /// On success `*operation` is a handle that must be passed to `peerlane_operation_destroy`. Calls
 /// with the same operation from several threads take turns.
 ///
 /// # Safety
-/// `options` and `operation` are NULL or point to such objects. `counts` of the options is NULL or
-/// has one number for each rank, and `algorithm`, `engine` and `label` are NULL or end in zero.
+/// `options` and `operation` are NULL or point to such objects. `counts`, `send_counts` and
+/// `receive_counts` of the options are NULL or have one number for each rank, and `algorithm`,
+/// `engine` and `label` are NULL or end in zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_operation_prepare(
     group: *mut GroupHandle,
@@ -150,23 +143,131 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
     })
 }
 
+/// Prepares `count` operations in one agreement of all ranks, which costs little more than for one.
+/// Collective.
+///
+/// On success `operations[i]` is the handle of the operation of `options[i]`, and
+/// `peerlane_operation_destroy` must be called for each. If one of the operations cannot be
+/// prepared on some rank, none is on any rank, and all handles are NULL. All ranks give the same
+/// number of operations, in the same order.
+///
+/// # Safety
+/// `options` and `operations` are NULL or have `count` such objects, and each of the options is as
+/// in `peerlane_operation_prepare`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_operation_prepare_all(
+    group: *mut GroupHandle,
+    options: *const OperationOptions,
+    count: usize,
+    operations: *mut *mut OperationHandle,
+) -> Status {
+    call(|| {
+        // SAFETY: the contract of this function says that `operations` is NULL or has `count`
+        // handles.
+        let cleared = unsafe { clear_all(operations, count) };
+
+        // Every refused argument is an error of `requests`, so that the other ranks learn of it.
+        let requests = |group: &Group| {
+            cleared?;
+            // SAFETY: the contract of this function says that `options` is NULL or has `count`
+            // options, and covers what they point to.
+            unsafe { requests(group, options, count) }
+        };
+
+        let prepared = GROUPS.get(group.addr())?.collective(requests, |group, requests| {
+            // SAFETY: the header says at `capturable` when the replays of a C program must be
+            // complete.
+            Ok(Request::prepare_all(requests, group, |builder| unsafe { builder.capturable() })?)
+        })?;
+
+        // SAFETY: the contract of this function says that there are `count` handles, and as many
+        // operations were prepared.
+        unsafe { give_all(prepared, operations) }
+    })
+}
+
+/// Refuses NULL for a list of handles, or an empty list, and otherwise clears the handles.
+///
+/// # Safety
+/// `operations` is NULL or valid for writes of `count` handles.
+unsafe fn clear_all(operations: *mut *mut OperationHandle, count: usize) -> Result<(), Failure> {
+    if count == 0 {
+        // Without operations there is no agreement, in which the others would learn the number.
+        return Err(Failure::argument("count is 0, expected at least 1, as on the other ranks"));
+    }
+    for index in 0..count {
+        let operation = operations.wrapping_add(if operations.is_null() { 0 } else { index });
+        // SAFETY: the contract of this function says that it is NULL or valid for writes.
+        unsafe { clear(operation, "operations") }?;
+    }
+    Ok(())
+}
+
+/// Returns what each of the options of a C program describes.
+///
+/// # Safety
+/// `options` is NULL or has `count` options, each as [`request`] expects them.
+unsafe fn requests(
+    group: &Group,
+    options: *const OperationOptions,
+    count: usize,
+) -> Result<Vec<Request>, Failure> {
+    // SAFETY: the contract of this function says that `options` is NULL or points to options.
+    let first = unsafe { options.as_ref() };
+    let first = first
+        .ok_or_else(|| Failure::argument("options is NULL, expected what the operations do"))?;
+    // Options of another version have another size, so that those after the first one are not
+    // where this library expects them.
+    check_header(first.header_version)?;
+
+    // SAFETY: it is not NULL, and the contract of this function says that it has `count` options
+    // then.
+    let options = unsafe { std::slice::from_raw_parts(options, count) };
+    let describe = |(index, options): (usize, &OperationOptions)| {
+        // SAFETY: this function has the same contract for each of the options.
+        let described = unsafe { request(group, options) };
+        described.map_err(|failure| failure.within(&format!("options[{index}]")))
+    };
+    options.iter().enumerate().map(describe).collect()
+}
+
+/// Stores operations, and writes their handles to `to`: all of them, or none.
+///
+/// # Safety
+/// `to` is valid for writes of as many handles.
+unsafe fn give_all(
+    prepared: Vec<AnyOperation>,
+    to: *mut *mut OperationHandle,
+) -> Result<(), Failure> {
+    for (index, operation) in prepared.into_iter().enumerate() {
+        // SAFETY: the contract of this function says that there are as many handles.
+        let given = unsafe { OPERATIONS.give(Mutex::new(Some(operation)), to.wrapping_add(index)) };
+        let Err(failure) = given else { continue };
+
+        for stored in 0..index {
+            let place = to.wrapping_add(stored);
+            // SAFETY: the contract of this function says that it is valid, and an earlier pass has
+            // written it.
+            let handle = unsafe { place.replace(ptr::null_mut()) };
+            drop(OPERATIONS.remove(handle.addr()));
+        }
+        return Err(failure);
+    }
+    Ok(())
+}
+
 /// Returns what the options of a C program describe.
 ///
 /// # Safety
-/// `counts` is NULL or has one number for each rank, and `algorithm`, `engine` and `label` are NULL
-/// or end in zero.
+/// `counts`, `send_counts` and `receive_counts` are NULL or have one number for each rank, and
+/// `algorithm`, `engine` and `label` are NULL or end in zero.
 unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, Failure> {
     check_header(options.header_version)?;
 
-    let number_of = |collective| CollectiveNumber::from_collective(collective) as u32;
-    let collective = numbered("collective", options.collective, Collective::ALL, number_of)?;
-    let number_of = |operator| ReductionNumber::from_operator(operator) as u32;
-    let operator = numbered("reduction", options.reduction, &Operator::ALL, number_of)?;
-    let dtype = numbered("dtype", options.dtype, &DType::ALL, DType::c_number)?;
-
-    let number_of = |setting| setting as u32;
-    let settings = &SettingNumber::ALL;
-    let beside_compute = numbered("beside_compute", options.beside_compute, settings, number_of)?;
+    let collective = numbers::collective(options.collective)?;
+    let operator = numbers::operator(options.reduction)?;
+    let dtype = numbers::dtype(options.dtype)?;
+    let beside_compute = numbers::setting("beside_compute", options.beside_compute)?;
 
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
@@ -174,13 +275,9 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     let algorithm = algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
 
     let timeout = milliseconds("timeout_ms", options.timeout_ms)?;
-    let lens: BlockLens = if options.counts.is_null() {
-        options.count.into()
-    } else {
-        // SAFETY: it is not NULL, and the contract of this function says that it has one number for
-        // each rank then.
-        unsafe { std::slice::from_raw_parts(options.counts, group.ranks()) }.into()
-    };
+    // SAFETY: the contract of this function says that the lists are NULL or have one number for
+    // each rank.
+    let lens = unsafe { block_lens(group.ranks(), options) }?;
 
     let mut request = Request::new(collective.with_root(Rank(options.root)), dtype, lens);
     (request.operator, request.algorithm) = (operator, algorithm);
@@ -188,8 +285,9 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     request.in_place = options.in_place;
     request.capturable = options.capturable;
     request.resizable = options.resizable;
+    request.check_starts = options.check_starts;
     request.strict = options.strict;
-    request.beside_compute = beside_compute.value();
+    request.beside_compute = beside_compute;
 
     // SAFETY: the contract of this function says that the strings of the options end in zero.
     request.label = unsafe { text(options.label, "label") }?.map(str::to_owned);
@@ -199,6 +297,45 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     request.input = window(options.input)?.map(|window| (window, options.input_begin));
     request.output = window(options.output)?.map(|window| (window, options.output_begin));
     Ok(request)
+}
+
+/// Returns the lengths of the blocks that the options describe.
+///
+/// # Safety
+/// `counts`, `send_counts` and `receive_counts` are NULL or have one number for each rank.
+unsafe fn block_lens(ranks: usize, options: &OperationOptions) -> Result<BlockLens, Failure> {
+    let lists = [options.counts, options.send_counts, options.receive_counts];
+    // SAFETY: the contract of this function says that each is NULL or has one number for each rank.
+    let [counts, send, receive] = lists.map(|list| unsafe { list_at(list, ranks) });
+
+    match (counts, send, receive) {
+        (None, None, None) => Ok(options.count.into()),
+        (Some(counts), None, None) => Ok(counts.into()),
+        (None, Some(send), Some(receive)) => Ok(BlockLens::send_receive(send, receive)),
+        (Some(_), ..) => Err(Failure::argument(
+            "counts is set, and so is send_counts or receive_counts, expected counts or the other \
+             two",
+        )),
+        (None, Some(_), None) => Err(Failure::argument(
+            "receive_counts is NULL, expected a number for each rank, as in send_counts",
+        )),
+        (None, None, Some(_)) => Err(Failure::argument(
+            "send_counts is NULL, expected a number for each rank, as in receive_counts",
+        )),
+    }
+}
+
+/// Returns a list of the caller, or `None` for NULL.
+///
+/// # Safety
+/// `list` is NULL or has `len` numbers, which stay unchanged for `'l`.
+pub(crate) unsafe fn list_at<'l>(list: *const usize, len: usize) -> Option<&'l [usize]> {
+    if list.is_null() {
+        return None;
+    }
+    // SAFETY: it is not NULL, and the contract of this function says that it has `len` numbers
+    // then.
+    Some(unsafe { std::slice::from_raw_parts(list, len) })
 }
 
 /// Returns the window of a handle, or `None` for NULL.
@@ -277,15 +414,88 @@ pub extern "C" fn peerlane_operation_resize(
     output_begin: usize,
 ) -> Status {
     call(|| {
-        let mut part = Part::len(count);
-        if input_begin != AS_PREPARED {
-            part = part.input(input_begin);
-        }
-        if output_begin != AS_PREPARED {
-            part = part.output(output_begin);
-        }
-
+        let part = placed(Part::len(count), input_begin, output_begin);
         with(operation, |operation| operation.resize(part))
+    })
+}
+
+/// Sets the number of elements of the block of each rank for the next starts of a resizable
+/// operation, and the places as `peerlane_operation_resize`.
+///
+/// All ranks set the same numbers before the same start.
+///
+/// # Safety
+/// `counts` is NULL or has one number for each rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_operation_resize_counts(
+    operation: *mut OperationHandle,
+    counts: *const usize,
+    input_begin: usize,
+    output_begin: usize,
+) -> Status {
+    call(|| {
+        with(operation, |operation| {
+            // SAFETY: this function has the same contract.
+            let counts = unsafe { list_for(operation, "counts", counts) }?;
+            operation.resize(placed(Part::lens(counts), input_begin, output_begin))
+        })
+    })
+}
+
+/// Sets the numbers of elements that this rank sends to each rank and receives from it, for the
+/// next starts of a resizable all-to-all, and the places as `peerlane_operation_resize`.
+///
+/// Every block stays where the numbers of the preparation put it. Each rank gives its own numbers;
+/// what a rank sends is what the other one receives.
+///
+/// # Safety
+/// `send_counts` and `receive_counts` are NULL or have one number for each rank.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_operation_resize_pairs(
+    operation: *mut OperationHandle,
+    send_counts: *const usize,
+    receive_counts: *const usize,
+    input_begin: usize,
+    output_begin: usize,
+) -> Status {
+    call(|| {
+        with(operation, |operation| {
+            // SAFETY: this function has the same contract.
+            let send = unsafe { list_for(operation, "send_counts", send_counts) }?;
+            // SAFETY: as above, for the numbers of elements that are received.
+            let receive = unsafe { list_for(operation, "receive_counts", receive_counts) }?;
+            let part = Part::send_receive(send, receive);
+            operation.resize(placed(part, input_begin, output_begin))
+        })
+    })
+}
+
+/// Returns a part with the places that a C program gives.
+fn placed(part: Part<'_>, input_begin: usize, output_begin: usize) -> Part<'_> {
+    let mut part = part;
+    if input_begin != AS_PREPARED {
+        part = part.input(input_begin);
+    }
+    if output_begin != AS_PREPARED {
+        part = part.output(output_begin);
+    }
+    part
+}
+
+/// Returns a list with one number for each rank, or refuses NULL.
+///
+/// # Safety
+/// `list` is NULL or has one number for each rank, and stays unchanged for `'l`.
+unsafe fn list_for<'l>(
+    operation: &AnyOperation,
+    name: &str,
+    list: *const usize,
+) -> Result<&'l [usize], Error> {
+    // SAFETY: this function has the same contract.
+    let list = unsafe { list_at(list, operation.ranks()) };
+    list.ok_or_else(|| {
+        let text = format!("{name} is NULL, expected a number for each rank");
+        operation.refuse(Error::new(ErrorKind::InvalidArgument, text))
     })
 }
 
@@ -316,22 +526,52 @@ pub unsafe extern "C" fn peerlane_operation_wait(
     limit_ms: i64,
     is_done: *mut bool,
 ) -> Status {
-    call(|| {
-        let limit = u64::try_from(limit_ms).ok().map(Duration::from_millis);
-        if limit.is_some() && is_done.is_null() {
-            return Err(Failure::argument(
-                "is_done is NULL, expected where to write whether the output is complete",
-            ));
-        }
+    let wait = |limit| with(operation, |operation| operation.wait(limit));
+    // SAFETY: this function has the same contract for `is_done`.
+    call(|| unsafe { wait_into(limit_ms, is_done, wait) })
+}
 
-        let done = with(operation, |operation| operation.wait(limit))?;
-        if !is_done.is_null() {
-            // SAFETY: it is not NULL, and the contract of this function says that it points to a
-            // bool then.
-            unsafe { is_done.write(done) };
-        }
-        Ok(())
-    })
+/// Waits up to a limit that a C program gives, and writes whether the wait has succeeded.
+///
+/// # Safety
+/// `is_done` is NULL or valid for writes.
+pub(crate) unsafe fn wait_into(
+    limit_ms: i64,
+    is_done: *mut bool,
+    wait: impl FnOnce(Option<Duration>) -> Result<bool, Failure>,
+) -> Result<(), Failure> {
+    let limit = u64::try_from(limit_ms).ok().map(Duration::from_millis);
+    if limit.is_some() && is_done.is_null() {
+        return Err(Failure::argument(
+            "is_done is NULL, expected where to write whether the output is complete",
+        ));
+    }
+
+    let done = wait(limit)?;
+    if !is_done.is_null() {
+        // SAFETY: it is not NULL, and the contract of this function says that it is valid for
+        // writes then.
+        unsafe { is_done.write(done) };
+    }
+    Ok(())
+}
+
+/// Writes a file descriptor for an event loop, which becomes readable when the open start is
+/// complete or the group has ended.
+///
+/// `peerlane_operation_wait` then returns the result at once. Do not read from the descriptor, and
+/// do not close it: the operation keeps it until it is destroyed. It is the same for each start,
+/// and the next start makes it unreadable. While no start is open, the call is an error.
+///
+/// # Safety
+/// `descriptor` is NULL or points to an int.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peerlane_operation_descriptor(
+    operation: *mut OperationHandle,
+    descriptor: *mut c_int,
+) -> Status {
+    // SAFETY: this function has the same contract for `descriptor`.
+    call(|| unsafe { descriptor_into(descriptor, || with(operation, AnyOperation::descriptor)) })
 }
 
 /// Places a start on a stream: a `CUstream` or `cudaStream_t` on NVIDIA GPUs, a `hipStream_t` on

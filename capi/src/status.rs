@@ -1,4 +1,5 @@
-//! Errors as C programs see them: a status from each call, and the text and the rank of the last error of the thread.
+//! Errors as C programs see them: a status from each call, and the text and the rank of the last
+//! error of the thread.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
@@ -6,7 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use peerlane::{Error, ErrorKind, Rank};
 
-/// The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which `peerlane_error_text` describes.
+/// The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which
+/// `peerlane_error_text` describes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -20,8 +22,9 @@ pub enum Status {
     Timeout = 3,
     /// A remote key is malformed or names freed memory.
     InvalidKey = 4,
-    /// Values that must be equal on all ranks differ. `peerlane_error_rank` names a rank, but not if two ranks have made the same start
-    /// with different lengths or places: the text says which two.
+    /// Values that must be equal on all ranks differ. `peerlane_error_rank` names a rank, but not
+    /// if two ranks have made the same start with different lengths or places: the text says which
+    /// two.
     Mismatch = 5,
     /// An argument is invalid: a handle that is NULL, foreign or destroyed, a size, a range.
     InvalidArgument = 6,
@@ -75,6 +78,11 @@ impl Failure {
         Self { needed, ..Self::argument(text) }
     }
 
+    /// Adds the name of what the error is about.
+    pub(crate) fn within(self, name: &str) -> Self {
+        Self { text: format!("{name}: {}", self.text), ..self }
+    }
+
     #[cfg(test)]
     pub(crate) fn needed(&self) -> usize {
         self.needed
@@ -108,10 +116,12 @@ const LATE_TEXT_BYTES: usize = 512;
 thread_local! {
     /// The text of the last error of a thread.
     ///
-    /// It is destroyed before C and C++ programs run the last destructors of a thread: those of keys, of variables that were made
-    /// before, and, in the main thread, of static objects. These call the library too, so no access may require the variable.
+    /// It is destroyed before C and C++ programs run the last destructors of a thread: those of
+    /// keys, of variables that were made before, and, in the main thread, of static objects. These
+    /// call the library too, so no access may require the variable.
     static TEXT: RefCell<CString> = RefCell::default();
-    /// The text of the last error of a thread after `TEXT` was destroyed. It has no destructor, so it can always be accessed.
+    /// The text of the last error of a thread after `TEXT` was destroyed. It has no destructor, so
+    /// it can always be accessed.
     static LATE_TEXT: Cell<[u8; LATE_TEXT_BYTES]> = const { Cell::new([0; LATE_TEXT_BYTES]) };
     /// The rank of the last error of a thread.
     static RANK: Cell<i32> = const { Cell::new(-1) };
@@ -156,7 +166,8 @@ fn keep_text(text: CString) {
     LATE_TEXT.set(late);
 }
 
-/// Returns the text of the last error of this thread. It stays valid until the next call of this thread that fails.
+/// Returns the text of the last error of this thread. It stays valid until the next call of this
+/// thread that fails.
 ///
 /// In the destructors of a thread, and of static objects, a long text is cut.
 #[unsafe(no_mangle)]
@@ -171,8 +182,8 @@ pub extern "C" fn peerlane_error_rank() -> i32 {
     RANK.get()
 }
 
-/// Returns how many bytes the buffer needs, with the zero at its end, if the last error of this thread is that the buffer of the call is
-/// too small; otherwise 0.
+/// Returns how many bytes the buffer needs, with the zero at its end, if the last error of this
+/// thread is that the buffer of the call is too small; otherwise 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn peerlane_error_needed_bytes() -> usize {
     NEEDED.get()
@@ -195,6 +206,7 @@ pub extern "C" fn peerlane_status_name(status: i32) -> *const c_char {
         c"unavailable",
         c"other",
     ];
+
     let name = usize::try_from(status).ok().and_then(|status| NAMES.get(status));
     name.copied().unwrap_or(c"unknown status").as_ptr()
 }

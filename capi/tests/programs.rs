@@ -96,6 +96,25 @@ fn starts_have_sizes_of_their_own() {
 }
 
 #[test]
+fn calls_need_no_preparation() {
+    for ranks in [1, 2, RANKS] {
+        compile_and_run("calls.c", ranks);
+    }
+}
+
+#[test]
+fn operations_that_are_prepared_together_have_lengths_for_each_pair() {
+    for ranks in [1, 2, 3] {
+        compile_and_run("pairs.c", ranks);
+    }
+}
+
+#[test]
+fn an_event_loop_waits_for_starts_and_the_end_of_a_group() {
+    compile_and_run("events.c", 3);
+}
+
+#[test]
 fn operations_run_beside_compute_as_their_group_unless_they_say_otherwise() {
     compile_and_run("beside_compute.c", 2);
 }
