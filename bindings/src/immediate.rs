@@ -44,7 +44,7 @@ impl Array {
                 Input::from_address(pointer(*address), self.dtype, self.len * self.unit)
             },
         };
-        input.in_units(self.unit)
+        if self.unit == 1 { input } else { input.in_units(self.unit) }
     }
 
     /// Returns the array as an output.
@@ -59,7 +59,7 @@ impl Array {
                 Output::from_address(pointer(*address), self.dtype, self.len * self.unit)
             },
         };
-        output.in_units(self.unit)
+        if self.unit == 1 { output } else { output.in_units(self.unit) }
     }
 }
 

@@ -314,6 +314,7 @@ fn refuse_unknown(group: &mut Group, error: Error) -> Error {
 ///
 /// # Safety
 /// `counts` is NULL or has `ranks` numbers.
+#[inline]
 unsafe fn call_of(
     collective: Collective,
     ranks: usize,
@@ -364,13 +365,20 @@ struct Side {
 
 impl Side {
     /// Returns the array, or `None` if this rank has none.
+    #[inline]
     fn array(&self, dtype: DType) -> Result<Option<Array>, Failure> {
         let Self { name, address, count, window, begin } = *self;
-        let most = isize::MAX.unsigned_abs() / dtype.bytes();
-        if count > most {
-            return Err(Failure::argument(format!(
-                "{name}_count is {count}, expected at most {most} elements of {dtype}"
-            )));
+        let bytes = |elements: usize| {
+            let bytes = elements.checked_mul(dtype.bytes());
+            bytes.filter(|bytes| isize::try_from(*bytes).is_ok())
+        };
+        let too_many = |field: &str, elements: usize| {
+            let most = isize::MAX.unsigned_abs() / dtype.bytes();
+            let text = format!("{name}_{field} is {elements}, expected at most {most} for {dtype}");
+            Failure::argument(text)
+        };
+        if bytes(count).is_none() {
+            return Err(too_many("count", count));
         }
 
         let location = match (address, window.is_null()) {
@@ -383,9 +391,7 @@ impl Side {
             }
             (_, true) => Location::Address(address),
             (0, false) => {
-                // A place behind the end of the address space is not in the window either.
-                let begin_bytes = begin.saturating_mul(dtype.bytes());
-                let begin_bytes = begin_bytes - begin_bytes % dtype.bytes();
+                let begin_bytes = bytes(begin).ok_or_else(|| too_many("begin", begin))?;
                 let part = WINDOWS.get(window.addr()).and_then(|window| {
                     window.with(|window| Ok(window.untyped_part(dtype, begin_bytes, count)?))
                 });

@@ -177,6 +177,12 @@ fn numbered<T: Copy>(
     values: &[T],
     number_of: impl Fn(T) -> u32,
 ) -> Result<T, Failure> {
+    // Almost all lists are in the order of their numbers, and each immediate call looks here.
+    let likely = usize::try_from(number).ok().and_then(|index| values.get(index));
+    if let Some(value) = likely.filter(|value| number_of(**value) == number) {
+        return Ok(*value);
+    }
+
     let found = values.iter().copied().find(|value| number_of(*value) == number);
     found.ok_or_else(|| {
         let last = values.iter().map(|value| number_of(*value)).max().unwrap_or(0);
