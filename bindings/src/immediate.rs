@@ -36,12 +36,12 @@ impl Array {
     ///
     /// # Safety
     /// As [`Input::from_address`].
-    unsafe fn input(&self) -> Input<'static> {
-        let input = match &self.location {
-            Location::Part(part) => part.clone().into(),
+    unsafe fn into_input(self) -> Input<'static> {
+        let input = match self.location {
+            Location::Part(part) => part.into(),
             // SAFETY: this function has the same contract.
             Location::Address(address) => unsafe {
-                Input::from_address(pointer(*address), self.dtype, self.len * self.unit)
+                Input::from_address(pointer(address), self.dtype, self.len * self.unit)
             },
         };
         if self.unit == 1 { input } else { input.in_units(self.unit) }
@@ -51,12 +51,12 @@ impl Array {
     ///
     /// # Safety
     /// As [`Output::from_address`].
-    unsafe fn output(&self) -> Output<'static> {
-        let output = match &self.location {
-            Location::Part(part) => part.clone().into(),
+    unsafe fn into_output(self) -> Output<'static> {
+        let output = match self.location {
+            Location::Part(part) => part.into(),
             // SAFETY: this function has the same contract.
             Location::Address(address) => unsafe {
-                Output::from_address(pointer(*address), self.dtype, self.len * self.unit)
+                Output::from_address(pointer(address), self.dtype, self.len * self.unit)
             },
         };
         if self.unit == 1 { output } else { output.in_units(self.unit) }
@@ -90,7 +90,36 @@ pub struct Call {
     pub output: Option<Array>,
 }
 
+/// Returns the input and the output of a call.
+///
+/// # Safety
+/// As [`Input::from_address`] and [`Output::from_address`].
+unsafe fn as_memory(
+    input: Option<Array>,
+    output: Option<Array>,
+) -> (Input<'static>, Output<'static>) {
+    // SAFETY: this function has the same contract.
+    let input = input.map(|array| unsafe { array.into_input() });
+    // SAFETY: as above.
+    let output = output.map(|array| unsafe { array.into_output() });
+    (input.unwrap_or_else(|| ().into()), output.unwrap_or_else(|| ().into()))
+}
+
 impl Call {
+    /// Creates a call with the options of the group, and without memory.
+    pub fn new(collective: Collective) -> Self {
+        Self {
+            collective,
+            operator: Operator::Sum,
+            counts: None,
+            splits: None,
+            beside_compute: None,
+            timeout: None,
+            input: None,
+            output: None,
+        }
+    }
+
     fn describe<'g>(&self, group: &'g mut Group) -> Immediate<'g> {
         let mut call = group.immediate(self.collective).operator(self.operator);
         if let Some(counts) = &self.counts {
@@ -113,11 +142,24 @@ impl Call {
     /// # Safety
     /// As [`Input::from_address`] and [`Output::from_address`].
     unsafe fn memory(&self) -> (Input<'static>, Output<'static>) {
+        let (input, output) = (self.input.clone(), self.output.clone());
         // SAFETY: this function has the same contract.
-        let input = self.input.as_ref().map(|array| unsafe { array.input() });
+        unsafe { as_memory(input, output) }
+    }
+
+    /// Starts the call on the host, as [`start`](Self::start), without a copy of its description.
+    ///
+    /// # Errors
+    /// As [`Immediate::start`].
+    ///
+    /// # Safety
+    /// As [`start`](Self::start).
+    pub unsafe fn start_once(mut self, group: &mut Group) -> Result<ImmediateStart, Error> {
+        let (input, output) = (self.input.take(), self.output.take());
+        // SAFETY: this function has the same contract.
+        let (input, output) = unsafe { as_memory(input, output) };
         // SAFETY: as above.
-        let output = self.output.as_ref().map(|array| unsafe { array.output() });
-        (input.unwrap_or_else(|| ().into()), output.unwrap_or_else(|| ().into()))
+        unsafe { self.describe(group).start(input, output) }
     }
 
     /// Starts the call on the host.
@@ -164,7 +206,10 @@ impl Call {
     ) -> Result<(), Error> {
         // SAFETY: this function has the same contract.
         let (input, output) = unsafe { self.memory() };
-        let stream = stream.map_err(|error| group.refuse_immediate(self.collective, error))?;
+        let stream = stream.map_err(|error| match self.splits {
+            Some(_) => group.refuse_splits(error),
+            None => group.refuse_immediate(self.collective, error),
+        })?;
         // SAFETY: as above.
         let call = unsafe { self.describe(group).capturable() };
         match stream {

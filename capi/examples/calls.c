@@ -77,6 +77,31 @@ static void lengths(peerlane_group *group) {
     free(all);
 }
 
+/* Blocks of another length for each pair of ranks: none to the own rank, and none at all in some calls. */
+static void pairs(peerlane_group *group) {
+    for (size_t most = 0; most < 5; most++) {
+        size_t send[RANKS_MAX], receive[RANKS_MAX], sent = 0, received = 0;
+        int64_t input[RANKS_MAX * 16], output[RANKS_MAX * 16];
+        for (uint32_t peer = 0; peer < ranks; peer++) {
+            send[peer] = peer == rank ? 0 : most * (peer % 2 + 1);
+            receive[peer] = peer == rank ? 0 : most * (rank % 2 + 1);
+            for (size_t at = 0; at < send[peer]; at++) input[sent++] = (int64_t)(rank * 1000 + peer * 100 + at);
+            received += receive[peer];
+        }
+        peerlane_call_options exchange = call_of(PEERLANE_COLLECTIVE_ALL_TO_ALL, PEERLANE_DTYPE_I64);
+        exchange.send_counts = send;
+        exchange.receive_counts = receive;
+        exchange.input = sent > 0 ? input : NULL;
+        exchange.input_count = sent;
+        exchange.output = received > 0 ? output : NULL;
+        exchange.output_count = received;
+        CHECK(peerlane_call_run(group, &exchange));
+        const int64_t *block = output;
+        for (uint32_t peer = 0; peer < ranks; block += receive[peer], peer++)
+            for (size_t at = 0; at < receive[peer]; at++) EXPECT(block[at] == (int64_t)(peer * 1000 + rank * 100 + at));
+    }
+}
+
 /* Parts of a window, without a copy, and mixed with an array. */
 static void windows(peerlane_group *group) {
     peerlane_window *window;
@@ -163,6 +188,7 @@ int main(void) {
     EXPECT(ranks <= RANKS_MAX);
     arrays(group);
     lengths(group);
+    pairs(group);
     windows(group);
     starts(group);
     counters(group);

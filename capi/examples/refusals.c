@@ -89,7 +89,7 @@ static void lengths(peerlane_group *group) {
     pairs.counts = ON_1(counts, NULL);
     pairs.send_counts = pairs.receive_counts = counts;
     pairs.collective = PEERLANE_COLLECTIVE_ALL_TO_ALL;
-    REFUSED(peerlane_operation_prepare(group, &pairs, &operations[0]), "counts is set, and so is send_counts or receive_counts");
+    REFUSED(peerlane_operation_prepare(group, &pairs, &operations[0]), "counts and send_counts are set, expected one of them");
 
     peerlane_operation_options both[] = {good(), good()};
 #define ALL_REFUSED(options, count, operations_, word)                                                \
@@ -180,6 +180,26 @@ static void calls(peerlane_group *group, peerlane_window *of_another) {
     REFUSED(peerlane_call_run(group, &part), "output: ");
     part.output_begin = ON_1(SIZE_MAX, 0);
     REFUSED(peerlane_call_run(group, &part), "output_begin is 18446744073709551615, expected at most");
+
+    /* Each call with lengths for each pair exchanges messages. */
+    size_t ones[] = {1, 1, 1, 1}, wrong[] = {1, 1, 1, 2};
+    peerlane_call_options pairs = good_call();
+    pairs.collective = PEERLANE_COLLECTIVE_ALL_TO_ALL;
+    for (int made = 0; made < 3; made++) {
+        pairs.send_counts = ones;
+        pairs.receive_counts = ON_1(NULL, ones);
+        REFUSED(peerlane_call_run(group, &pairs), "receive_counts is NULL, expected a number for each rank");
+        pairs.receive_counts = ones;
+        pairs.send_counts = ON_1(NULL, ones);
+        REFUSED(peerlane_call_run(group, &pairs), "send_counts is NULL, expected a number for each rank");
+        pairs.send_counts = ON_1(wrong, ones);
+        REFUSED(peerlane_call_run(group, &pairs), "expected 4 numbers with that sum");
+        pairs.send_counts = ones;
+        pairs.dtype = ON_1(99, PEERLANE_DTYPE_I32);
+        REFUSED(peerlane_call_run(group, &pairs), "dtype is 99");
+        pairs.dtype = PEERLANE_DTYPE_I32;
+        CHECK(peerlane_call_run(group, &pairs));
+    }
 
     peerlane_call *call;
     peerlane_call_options options = good_call();

@@ -225,6 +225,13 @@ typedef struct {
   uint32_t beside_compute;
   // NULL, or the number of elements of the block of each rank, if they differ.
   const size_t *counts;
+  // NULL, or the number of elements that this rank sends to each rank in an all-to-all whose
+  // blocks differ. Each rank gives its own numbers; the blocks follow each other in the input
+  // and in the output. Such a call is not recorded into a graph.
+  const size_t *send_counts;
+  // The number of elements that this rank receives from each rank, if `send_counts` is set. It
+  // is what the other rank sends.
+  const size_t *receive_counts;
   // The longest time of the call in milliseconds, or 0 for that of the group.
   uint64_t timeout_ms;
   // The address of the input, or NULL. On GPUs it is one of the device of this rank.
@@ -532,10 +539,11 @@ peerlane_status peerlane_group_destroy(peerlane_group *group);
 // operation, and otherwise when the other ranks have waited for this one for long.
 //
 // # Safety
-// `options` is NULL or points to options. Their `counts` are NULL or have one number for each
-// rank. Unless it is NULL, `input` is the address of `input_count` elements that this rank can
-// read, and `output` that of `output_count` elements that it can also write, aligned for the type.
-// Nobody else accesses them until the call has returned.
+// `options` is NULL or points to options. Their `counts`, `send_counts` and `receive_counts` are
+// NULL or have one number for each rank. Unless it is NULL, `input` is the address of
+// `input_count` elements that this rank can read, and `output` that of `output_count` elements
+// that it can also write, aligned for the type. Nobody else accesses them until the call has
+// returned.
 peerlane_status peerlane_call_run(peerlane_group *group, const peerlane_call_options *options);
 
 // Starts a call as `peerlane_call_run`, and returns without waiting for its output. Collective.

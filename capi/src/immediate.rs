@@ -13,7 +13,7 @@ use peerlane_bindings::{Array, Call, Location, Stream};
 
 use crate::group::{GROUPS, GroupHandle, check_header};
 use crate::handle::{Table, clear, lock};
-use crate::operation::{list_at, wait_into};
+use crate::operation::{list_at, pair_counts, wait_into};
 use crate::status::{Failure, Status, call};
 use crate::window::{WINDOWS, WindowHandle};
 use crate::{milliseconds, numbers};
@@ -48,6 +48,13 @@ pub struct CallOptions {
     pub beside_compute: u32,
     /// NULL, or the number of elements of the block of each rank, if they differ.
     pub counts: *const usize,
+    /// NULL, or the number of elements that this rank sends to each rank in an all-to-all whose
+    /// blocks differ. Each rank gives its own numbers; the blocks follow each other in the input
+    /// and in the output. Such a call is not recorded into a graph.
+    pub send_counts: *const usize,
+    /// The number of elements that this rank receives from each rank, if `send_counts` is set. It
+    /// is what the other rank sends.
+    pub receive_counts: *const usize,
     /// The longest time of the call in milliseconds, or 0 for that of the group.
     pub timeout_ms: u64,
     /// The address of the input, or NULL. On GPUs it is one of the device of this rank.
@@ -126,10 +133,11 @@ impl Drop for StartedCall {
 /// operation, and otherwise when the other ranks have waited for this one for long.
 ///
 /// # Safety
-/// `options` is NULL or points to options. Their `counts` are NULL or have one number for each
-/// rank. Unless it is NULL, `input` is the address of `input_count` elements that this rank can
-/// read, and `output` that of `output_count` elements that it can also write, aligned for the type.
-/// Nobody else accesses them until the call has returned.
+/// `options` is NULL or points to options. Their `counts`, `send_counts` and `receive_counts` are
+/// NULL or have one number for each rank. Unless it is NULL, `input` is the address of
+/// `input_count` elements that this rank can read, and `output` that of `output_count` elements
+/// that it can also write, aligned for the type. Nobody else accesses them until the call has
+/// returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peerlane_call_run(
     group: *mut GroupHandle,
@@ -195,7 +203,7 @@ pub unsafe extern "C" fn peerlane_call_run_on(
     stream: *mut c_void,
 ) -> Status {
     call(|| {
-        let enqueue = |group: &mut Group, call: &Call| {
+        let enqueue = |group: &mut Group, call: Call| {
             // SAFETY: this function has the same contract for the stream.
             let stream = unsafe { Stream::from_raw(group.selection().local, stream) };
             // SAFETY: the contract of this function covers the memory, and the replays of graphs.
@@ -246,15 +254,15 @@ pub extern "C" fn peerlane_call_destroy(call: *mut CallHandle) -> Status {
 /// Starts a call on the host, unless `checked` is the error of another argument.
 ///
 /// # Safety
-/// `options` is NULL or points to options, with counts that are NULL or have one number for each
-/// rank, and memory as [`Call::start`] requires.
+/// `options` is NULL or points to options, with lists that are NULL or have one number for each
+/// rank, and memory as [`Call::start_once`] requires.
 unsafe fn started(
     group: *mut GroupHandle,
     options: *const CallOptions,
     checked: Result<(), Failure>,
 ) -> Result<ImmediateStart, Failure> {
     // SAFETY: the contract of this function covers the memory.
-    let start = |group: &mut Group, call: &Call| unsafe { call.start(group) };
+    let start = |group: &mut Group, call: Call| unsafe { call.start_once(group) };
     // SAFETY: the contract of this function covers the options, with their counts.
     unsafe { described(group, options, checked, start) }
 }
@@ -263,13 +271,13 @@ unsafe fn started(
 /// The other ranks then learn of it.
 ///
 /// # Safety
-/// `options` is NULL or points to options, with counts that are NULL or have one number for each
+/// `options` is NULL or points to options, with lists that are NULL or have one number for each
 /// rank.
 unsafe fn described<R>(
     group: *mut GroupHandle,
     options: *const CallOptions,
     checked: Result<(), Failure>,
-    make: impl FnOnce(&mut Group, &Call) -> Result<R, Error>,
+    make: impl FnOnce(&mut Group, Call) -> Result<R, Error>,
 ) -> Result<R, Failure> {
     GROUPS.get(group.addr())?.with(|group| {
         // SAFETY: the contract of this function says that `options` is NULL or points to options.
@@ -278,15 +286,24 @@ unsafe fn described<R>(
             Err(refused) => return Err(refuse_unknown(group, refused.into()).into()),
         };
 
-        let call = checked.and_then(|()| {
-            // SAFETY: the contract of this function covers the counts.
-            unsafe { call_of(collective, group.ranks(), options) }
+        // A call is long, so it is filled in its place.
+        let mut call = Call::new(collective);
+        let described = checked.and_then(|()| {
+            // SAFETY: the contract of this function covers the lists.
+            unsafe { describe(&mut call, group.ranks(), options) }
         });
-        match call {
-            Ok(call) => Ok(make(group, &call)?),
+        match described {
+            Ok(()) => Ok(make(group, call)?),
+            // All ranks exchange messages then, even if they have made the call before.
+            Err(refused) if has_pairs(options) => Err(group.refuse_splits(refused.into()).into()),
             Err(refused) => Err(group.refuse_immediate(collective, refused.into()).into()),
         }
     })
+}
+
+/// Returns whether each pair of ranks has a length of its own.
+fn has_pairs(options: &CallOptions) -> bool {
+    !options.send_counts.is_null() || !options.receive_counts.is_null()
 }
 
 /// Returns the collective and the options, if they are of this version.
@@ -310,22 +327,21 @@ fn refuse_unknown(group: &mut Group, error: Error) -> Error {
     }
 }
 
-/// Returns what the options of a C program describe.
+/// Sets all of a call but its collective as the options of a C program say.
 ///
 /// # Safety
-/// `counts` is NULL or has `ranks` numbers.
-#[inline]
-unsafe fn call_of(
-    collective: Collective,
-    ranks: usize,
-    options: &CallOptions,
-) -> Result<Call, Failure> {
+/// `counts`, `send_counts` and `receive_counts` are NULL or have `ranks` numbers.
+unsafe fn describe(call: &mut Call, ranks: usize, options: &CallOptions) -> Result<(), Failure> {
     let dtype = numbers::dtype(options.dtype)?;
-    let operator = numbers::operator(options.reduction)?;
-    let beside_compute = numbers::setting("beside_compute", options.beside_compute)?;
+    call.operator = numbers::operator(options.reduction)?;
+    call.beside_compute = numbers::setting("beside_compute", options.beside_compute)?;
     let timeout = milliseconds("timeout_ms", options.timeout_ms)?;
+    call.timeout = (!timeout.is_zero()).then_some(timeout);
+
+    let lists = [options.counts, options.send_counts, options.receive_counts];
     // SAFETY: this function has the same contract.
-    let counts = unsafe { list_at(options.counts, ranks) };
+    let [counts, send, receive] = lists.map(|list| unsafe { list_at(list, ranks) });
+    let pairs = pair_counts(send, receive)?;
 
     let input = Side {
         name: "input",
@@ -333,6 +349,7 @@ unsafe fn call_of(
         count: options.input_count,
         window: options.input_window,
         begin: options.input_begin,
+        is_needed: pairs.is_some(),
     };
     let output = Side {
         name: "output",
@@ -340,18 +357,14 @@ unsafe fn call_of(
         count: options.output_count,
         window: options.output_window,
         begin: options.output_begin,
+        is_needed: pairs.is_some(),
     };
 
-    Ok(Call {
-        collective,
-        operator,
-        counts: counts.map(<[usize]>::to_vec),
-        splits: None,
-        beside_compute,
-        timeout: (!timeout.is_zero()).then_some(timeout),
-        input: input.array(dtype)?,
-        output: output.array(dtype)?,
-    })
+    call.input = input.array(dtype)?;
+    call.output = output.array(dtype)?;
+    call.counts = counts.map(<[usize]>::to_vec);
+    call.splits = pairs.map(|[send, receive]| (send.to_vec(), receive.to_vec()));
+    Ok(())
 }
 
 /// The input or the output in the options of a C program.
@@ -361,13 +374,14 @@ struct Side {
     count: usize,
     window: *const WindowHandle,
     begin: usize,
+    /// Whether NULL without elements is an array without elements, and not none.
+    is_needed: bool,
 }
 
 impl Side {
     /// Returns the array, or `None` if this rank has none.
-    #[inline]
     fn array(&self, dtype: DType) -> Result<Option<Array>, Failure> {
-        let Self { name, address, count, window, begin } = *self;
+        let Self { name, address, count, window, begin, is_needed } = *self;
         let bytes = |elements: usize| {
             let bytes = elements.checked_mul(dtype.bytes());
             bytes.filter(|bytes| isize::try_from(*bytes).is_ok())
@@ -382,6 +396,7 @@ impl Side {
         }
 
         let location = match (address, window.is_null()) {
+            (0, true) if count == 0 && is_needed => Location::Address(0),
             (0, true) if count == 0 => return Ok(None),
             (0, true) => {
                 return Err(Failure::argument(format!(

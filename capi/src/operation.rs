@@ -308,21 +308,30 @@ unsafe fn block_lens(ranks: usize, options: &OperationOptions) -> Result<BlockLe
     // SAFETY: the contract of this function says that each is NULL or has one number for each rank.
     let [counts, send, receive] = lists.map(|list| unsafe { list_at(list, ranks) });
 
-    match (counts, send, receive) {
-        (None, None, None) => Ok(options.count.into()),
-        (Some(counts), None, None) => Ok(counts.into()),
-        (None, Some(send), Some(receive)) => Ok(BlockLens::send_receive(send, receive)),
-        (Some(_), ..) => Err(Failure::argument(
-            "counts is set, and so is send_counts or receive_counts, expected counts or the other \
-             two",
-        )),
-        (None, Some(_), None) => Err(Failure::argument(
-            "receive_counts is NULL, expected a number for each rank, as in send_counts",
-        )),
-        (None, None, Some(_)) => Err(Failure::argument(
-            "send_counts is NULL, expected a number for each rank, as in receive_counts",
-        )),
+    match (counts, pair_counts(send, receive)?) {
+        (None, None) => Ok(options.count.into()),
+        (Some(counts), None) => Ok(counts.into()),
+        (None, Some([send, receive])) => Ok(BlockLens::send_receive(send, receive)),
+        (Some(_), Some(_)) => {
+            Err(Failure::argument("counts and send_counts are set, expected one of them, or none"))
+        }
     }
+}
+
+/// Returns what this rank sends to each rank and receives from it, or refuses one list without the
+/// other.
+pub(crate) fn pair_counts<'l>(
+    send: Option<&'l [usize]>,
+    receive: Option<&'l [usize]>,
+) -> Result<Option<[&'l [usize]; 2]>, Failure> {
+    let (missing, given) = match (send, receive) {
+        (None, None) => return Ok(None),
+        (Some(send), Some(receive)) => return Ok(Some([send, receive])),
+        (Some(_), None) => ("receive_counts", "send_counts"),
+        (None, Some(_)) => ("send_counts", "receive_counts"),
+    };
+    let text = format!("{missing} is NULL, expected a number for each rank, as in {given}");
+    Err(Failure::argument(text))
 }
 
 /// Returns a list of the caller, or `None` for NULL.
