@@ -17,6 +17,7 @@
 static peerlane_operation_options description = PEERLANE_OPERATION_OPTIONS_INIT;
 
 static peerlane_call_options call_description = PEERLANE_CALL_OPTIONS_INIT;
+static peerlane_all_to_all_v_options exchange_description = PEERLANE_ALL_TO_ALL_V_OPTIONS_INIT;
 
 static void bad_group(void *group, const char *word) {
     uint32_t rank = 0;
@@ -26,6 +27,7 @@ static void bad_group(void *group, const char *word) {
     peerlane_channel *channel;
     peerlane_operation *operation;
     peerlane_call *call;
+    peerlane_all_to_all_v *exchange;
     int descriptor;
     REFUSED(peerlane_group_rank(group, &rank, NULL), word);
     REFUSED(peerlane_group_selection(group, text, sizeof text), word);
@@ -43,11 +45,12 @@ static void bad_group(void *group, const char *word) {
     REFUSED(peerlane_operation_prepare(group, &description, &operation), word);
     REFUSED(peerlane_operation_prepare_all(group, &description, 1, &operation), word);
     REFUSED(peerlane_group_end_descriptor(group, &descriptor), word);
+    REFUSED(peerlane_all_to_all_v_prepare(group, &exchange_description, &exchange), word);
     REFUSED(peerlane_call_run(group, &call_description), word);
     REFUSED(peerlane_call_start(group, &call_description, &call), word);
     REFUSED(peerlane_call_run_on(group, &call_description, NULL), word);
     REFUSED(peerlane_channel_open(group, NULL, 1, &channel), "");
-    EXPECT(part == NULL && window == NULL && operation == NULL && channel == NULL && call == NULL);
+    EXPECT(part == NULL && window == NULL && operation == NULL && channel == NULL && call == NULL && exchange == NULL);
 }
 
 static void bad_object(peerlane_group *group, void *object, const char *word) {
@@ -64,6 +67,15 @@ static void bad_object(peerlane_group *group, void *object, const char *word) {
     REFUSED(peerlane_operation_descriptor(object, &descriptor), word);
     REFUSED(peerlane_call_wait(object, 0, &is_done), word);
     REFUSED(peerlane_call_destroy(object), word);
+    REFUSED(peerlane_all_to_all_v_run(object, counts, NULL, NULL), word);
+    REFUSED(peerlane_all_to_all_v_start_on(object, NULL, counts, NULL, NULL, NULL), word);
+    REFUSED(peerlane_all_to_all_v_received(object, counts, counts), word);
+    REFUSED(peerlane_all_to_all_v_input(object, &address, NULL), word);
+    REFUSED(peerlane_all_to_all_v_output(object, &address, NULL), word);
+    REFUSED(peerlane_all_to_all_v_end_lease(object), word);
+    REFUSED(peerlane_all_to_all_v_check(object), word);
+    REFUSED(peerlane_all_to_all_v_report(object, text, sizeof text), word);
+    REFUSED(peerlane_all_to_all_v_destroy(object), word);
     REFUSED(peerlane_operation_run(object), word);
     REFUSED(peerlane_operation_start(object), word);
     REFUSED(peerlane_operation_wait(object, 0, &is_done), word);

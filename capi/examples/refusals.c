@@ -123,6 +123,35 @@ static void lengths(peerlane_group *group) {
     }
 }
 
+#define EXCHANGE_REFUSED(field, wrong, word)                                                          \
+    do {                                                                                              \
+        peerlane_all_to_all_v *refused_ = (peerlane_all_to_all_v *)group;                             \
+        peerlane_all_to_all_v_options options_ = PEERLANE_ALL_TO_ALL_V_OPTIONS_INIT;                  \
+        options_.send_max = options_.receive_max = 4;                                                 \
+        if (rank == 1) options_.field = (wrong);                                                      \
+        REFUSED(peerlane_all_to_all_v_prepare(group, &options_, &refused_), word);                    \
+        EXPECT(refused_ == NULL);                                                                     \
+    } while (0)
+
+static void exchanges(peerlane_group *group, peerlane_window *of_another) {
+    int foreign = 0;
+    EXCHANGE_REFUSED(header_version, 77, "header_version is 77, expected 5");
+    EXCHANGE_REFUSED(dtype, 99, "dtype is 99, expected 0 to 15");
+    EXCHANGE_REFUSED(beside_compute, 99, "beside_compute is 99, expected 0 to 2");
+    EXCHANGE_REFUSED(algorithm, "guess", "algorithm: ");
+    EXCHANGE_REFUSED(label, "\xff", "label is not UTF-8");
+    EXCHANGE_REFUSED(timeout_ms, (uint64_t)-3, "timeout_ms is 18446744073709551613");
+    EXCHANGE_REFUSED(outputs, 3, "outputs");
+    EXCHANGE_REFUSED(send_max, SIZE_MAX, "");
+    EXCHANGE_REFUSED(input, (peerlane_window *)&foreign, "no handle");
+    EXCHANGE_REFUSED(output, of_another, "another group");
+
+    peerlane_all_to_all_v *exchange;
+    peerlane_all_to_all_v_options options = PEERLANE_ALL_TO_ALL_V_OPTIONS_INIT;
+    REFUSED(peerlane_all_to_all_v_prepare(group, ON_1(NULL, &options), &exchange), "options is NULL");
+    REFUSED(peerlane_all_to_all_v_prepare(group, &options, ON_1(NULL, &exchange)), "exchange is NULL");
+}
+
 static peerlane_call_options good_call(void) {
     static int32_t input[4], output[4];
     peerlane_call_options options = PEERLANE_CALL_OPTIONS_INIT;
@@ -283,6 +312,7 @@ int main(void) {
     CHECK(peerlane_window_allocate(another, 64, &of_another));
     operations(group, of_another);
     lengths(group);
+    exchanges(group, of_another);
     calls(group, of_another);
     windows(group, of_another);
     CHECK(peerlane_window_release(another, of_another));

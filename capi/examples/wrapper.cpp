@@ -61,6 +61,31 @@ int main() try {
         }
     }
     {
+        // An all-to-all with counts for each start.
+        auto exchange = group.prepare(peerlane::all_to_all_v_options(peerlane::dtype<std::int32_t>, ranks, ranks));
+        std::int32_t *input = exchange.input().as<std::int32_t>();
+        for (std::uint32_t to = 0; to < ranks; to++) input[to] = static_cast<std::int32_t>(rank * 10 + to);
+        peerlane::SendCounts counts;
+        counts.send.assign(ranks, 1);
+        counts.receive = counts.send;
+        exchange.run(counts);
+        EXPECT(exchange.received_counts() == counts.send);
+        for (std::uint32_t from = 0; from < ranks; from++) {
+            EXPECT(exchange.received_displacements()[from] == from);
+            EXPECT(exchange.output().as<std::int32_t>()[from] == static_cast<std::int32_t>(from * 10 + rank));
+        }
+        try {
+            if (rank == 0) counts.send.pop_back();
+            exchange.run(counts);
+            EXPECT(false);
+        } catch (const peerlane::Error &error) {
+            EXPECT(error.status() == (rank == 0 ? PEERLANE_STATUS_INVALID_ARGUMENT : PEERLANE_STATUS_ABORTED));
+            if (rank == 0) EXPECT(std::string(error.what()).find("expected " + std::to_string(ranks)) != std::string::npos);
+        }
+        exchange.check_starts();
+        EXPECT(!exchange.report().empty());
+    }
+    {
         // Operations that are prepared together.
         std::vector<std::size_t> send(ranks, rank + 1), receive;
         for (std::uint32_t from = 0; from < ranks; from++) receive.push_back(from + 1);

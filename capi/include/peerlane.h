@@ -25,6 +25,9 @@
 /* Options of an immediate call; set at least `collective`, the input and the output. The elements are bytes. */
 #define PEERLANE_CALL_OPTIONS_INIT { .header_version = PEERLANE_HEADER_VERSION }
 
+/* Options of an all-to-all-v; set at least `send_max` and `receive_max`. The elements are bytes. */
+#define PEERLANE_ALL_TO_ALL_V_OPTIONS_INIT { .header_version = PEERLANE_HEADER_VERSION }
+
 /* A place for peerlane_operation_resize: the place with which the operation was prepared. */
 #define PEERLANE_AS_PREPARED SIZE_MAX
 
@@ -149,6 +152,9 @@ typedef enum {
   PEERLANE_SETTING_ON = 2,
 } peerlane_setting;
 
+// A prepared all-to-all in which each start has counts of its own.
+typedef struct peerlane_all_to_all_v peerlane_all_to_all_v;
+
 // An immediate call that was started.
 typedef struct peerlane_call peerlane_call;
 
@@ -166,6 +172,39 @@ typedef struct peerlane_operation peerlane_operation;
 
 // Registered memory of the same size on every rank.
 typedef struct peerlane_window peerlane_window;
+
+// What an all-to-all-v does. Begin with `PEERLANE_ALL_TO_ALL_V_OPTIONS_INIT`, and set what
+// differs. All ranks give equal options, except for the place of the input.
+typedef struct {
+  // `PEERLANE_HEADER_VERSION`.
+  uint32_t header_version;
+  // The type of the elements, one of `PEERLANE_DTYPE_F32` and so on.
+  uint32_t dtype;
+  // The most elements that a rank sends to all ranks together in a start.
+  size_t send_max;
+  // The most elements that a rank receives from all ranks together in a start.
+  size_t receive_max;
+  // How many outputs the starts alternate between, 1 or 2, or 0 for the default, 1.
+  uint32_t outputs;
+  // Whether the operation runs beside kernels of the program: one of
+  // `PEERLANE_SETTING_AS_GROUP` and so on.
+  uint32_t beside_compute;
+  // The name of an algorithm, such as `"ring"`; NULL selects the fastest one.
+  const char *algorithm;
+  // The longest time of the exchange of the counts, and of the start after it, in milliseconds,
+  // or 0 for that of the group.
+  uint64_t timeout_ms;
+  // The window that holds the input, or NULL if the operation allocates the input.
+  const peerlane_window *input;
+  // The place of the input in its window, in elements.
+  size_t input_begin;
+  // The window that holds the output, or NULL if the operation allocates the output.
+  const peerlane_window *output;
+  // The place of the output in its window, in elements; it is the same on all ranks.
+  size_t output_begin;
+  // The name of the operation in errors, or NULL for none.
+  const char *label;
+} peerlane_all_to_all_v_options;
 
 // How a group is opened. Begin with `PEERLANE_GROUP_OPTIONS_INIT`, and set what differs.
 typedef struct {
@@ -319,6 +358,99 @@ extern "C" {
 
 // Returns the version of the library, such as `0.1.0`. The text is constant.
 const char *peerlane_version(void);
+
+// Prepares an all-to-all in which each start has counts of its own, like `MPI_Alltoallv` with an
+// exchange of the counts before. Collective.
+//
+// On success `*exchange` is a handle that must be passed to `peerlane_all_to_all_v_destroy`.
+//
+// # Safety
+// `options` and `exchange` are NULL or point to such objects, and `algorithm` and `label` of the
+// options are NULL or end in zero.
+peerlane_status peerlane_all_to_all_v_prepare(peerlane_group *group,
+                                              const peerlane_all_to_all_v_options *options,
+                                              peerlane_all_to_all_v **exchange);
+
+// Makes a start in which this rank sends `send_counts[r]` elements to rank r, and waits until the
+// output is complete. Collective.
+//
+// The block for rank r begins at element `displacements[r]` of the input; if `displacements` is
+// NULL, the blocks follow each other. If `receive_counts` is not NULL, it says what this rank
+// expects from each rank, and another number is an error. In the output, the blocks of all ranks
+// follow each other; `peerlane_all_to_all_v_received` returns where.
+//
+// If one rank refuses its arguments, or a rank has no room for what comes, all ranks return an
+// error, nothing has moved, and the operation can be started again.
+//
+// # Safety
+// The lists are NULL or have one number for each rank.
+peerlane_status peerlane_all_to_all_v_run(peerlane_all_to_all_v *exchange,
+                                          const size_t *send_counts,
+                                          const size_t *displacements,
+                                          const size_t *receive_counts);
+
+// Makes a start as `peerlane_all_to_all_v_run` and places it on a stream, as
+// `peerlane_operation_start_on`. Collective.
+//
+// The host waits for the counts of all ranks, and not for the stream. A stream that is captured is
+// refused. `*output` is the device address of the output of this start; it may be NULL. Enqueue
+// what reads the output, and then call `peerlane_all_to_all_v_end_lease`.
+//
+// # Safety
+// The lists are NULL or have one number for each rank. `stream` is a stream of the device of this
+// rank, but no default stream, and lives until the operation has been started on another one or
+// has been destroyed. `output` is NULL or points to an address.
+peerlane_status peerlane_all_to_all_v_start_on(peerlane_all_to_all_v *exchange,
+                                               void *stream,
+                                               const size_t *send_counts,
+                                               const size_t *displacements,
+                                               const size_t *receive_counts,
+                                               void **output);
+
+// Writes how many elements the last start receives from each rank to `counts`, and the elements of
+// the output at which their blocks begin to `displacements`; either may be NULL.
+//
+// # Safety
+// `counts` and `displacements` are NULL or have room for one number for each rank.
+peerlane_status peerlane_all_to_all_v_received(peerlane_all_to_all_v *exchange,
+                                               size_t *counts,
+                                               size_t *displacements);
+
+// Writes the address and the size in bytes of the whole input of this rank, as
+// `peerlane_operation_input`.
+//
+// # Safety
+// `address` and `bytes` are NULL or point to such values.
+peerlane_status peerlane_all_to_all_v_input(peerlane_all_to_all_v *exchange,
+                                            void **address,
+                                            size_t *bytes);
+
+// Writes the address and the size in bytes of what the last start has received, as
+// `peerlane_operation_output`.
+//
+// # Safety
+// `address` and `bytes` are NULL or point to such values.
+peerlane_status peerlane_all_to_all_v_output(peerlane_all_to_all_v *exchange,
+                                             void **address,
+                                             size_t *bytes);
+
+// Says that what reads the output of the last start on a stream is on that stream, as
+// `peerlane_operation_end_lease`.
+peerlane_status peerlane_all_to_all_v_end_lease(peerlane_all_to_all_v *exchange);
+
+// Returns the error of a start on a stream that has failed, or `PEERLANE_STATUS_OK`.
+peerlane_status peerlane_all_to_all_v_check(peerlane_all_to_all_v *exchange);
+
+// Writes how the data moves to `buffer`, as `peerlane_operation_report`.
+//
+// # Safety
+// `buffer` is NULL or has `size` bytes.
+peerlane_status peerlane_all_to_all_v_report(peerlane_all_to_all_v *exchange,
+                                             char *buffer,
+                                             size_t size);
+
+// Destroys an all-to-all-v. If a call of another thread uses it, this call first waits for that.
+peerlane_status peerlane_all_to_all_v_destroy(peerlane_all_to_all_v *exchange);
 
 // Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
 //

@@ -239,6 +239,90 @@ private:
     detail::Owner<peerlane_call, peerlane_call_destroy> owner_;
 };
 
+inline peerlane_all_to_all_v_options all_to_all_v_options(std::uint32_t dtype, std::size_t send_max, std::size_t receive_max) {
+    peerlane_all_to_all_v_options options{};
+    options.header_version = PEERLANE_HEADER_VERSION;
+    options.dtype = dtype;
+    options.send_max = send_max;
+    options.receive_max = receive_max;
+    return options;
+}
+
+/// The numbers of elements that a start sends to each rank; each list that is not empty has one number for each rank.
+struct SendCounts {
+    std::vector<std::size_t> send;
+    /// Where the block for each rank begins in the input; if empty, the blocks follow each other.
+    std::vector<std::size_t> displacements = {};
+    /// What this rank expects from each rank; if empty, any number.
+    std::vector<std::size_t> receive = {};
+};
+
+/// An all-to-all in which each start has counts of its own.
+class AllToAllV {
+public:
+    /// Takes a handle of a group with a number of ranks.
+    AllToAllV(peerlane_all_to_all_v *handle, std::size_t ranks) noexcept : owner_(handle), ranks_(ranks) {}
+
+    Memory input() const { return memory(peerlane_all_to_all_v_input); }
+    Memory output() const { return memory(peerlane_all_to_all_v_output); }
+
+    /// Makes a start and waits until its output is complete.
+    void run(const SendCounts &counts) {
+        check(peerlane_all_to_all_v_run(get(), list(counts.send), list(counts.displacements), list(counts.receive)));
+    }
+
+    /// Places a start on a stream, and returns the address of its output.
+    void *start_on(void *stream, const SendCounts &counts) {
+        void *output = nullptr;
+        check(peerlane_all_to_all_v_start_on(get(), stream, list(counts.send), list(counts.displacements),
+                                             list(counts.receive), &output));
+        return output;
+    }
+
+    void end_lease() { check(peerlane_all_to_all_v_end_lease(get())); }
+    void check_starts() const { check(peerlane_all_to_all_v_check(get())); }
+
+    /// Returns the number of elements that the last start receives from each rank.
+    std::vector<std::size_t> received_counts() const {
+        std::vector<std::size_t> counts(ranks_);
+        check(peerlane_all_to_all_v_received(get(), counts.data(), nullptr));
+        return counts;
+    }
+
+    /// Returns the elements of the output at which these blocks begin.
+    std::vector<std::size_t> received_displacements() const {
+        std::vector<std::size_t> displacements(ranks_);
+        check(peerlane_all_to_all_v_received(get(), nullptr, displacements.data()));
+        return displacements;
+    }
+
+    std::string report() const {
+        return detail::text([this](char *buffer, std::size_t size) { return peerlane_all_to_all_v_report(get(), buffer, size); });
+    }
+
+    peerlane_all_to_all_v *get() const noexcept { return owner_.get(); }
+
+private:
+    /// Returns NULL for an empty list. The C interface cannot check the length of another one.
+    const std::size_t *list(const std::vector<std::size_t> &counts) const {
+        if (counts.empty() || counts.size() == ranks_) return counts.empty() ? nullptr : counts.data();
+        // A start without counts is refused on all ranks, so that the others do not wait for this one.
+        static_cast<void>(peerlane_all_to_all_v_run(get(), nullptr, nullptr, nullptr));
+        throw Error(PEERLANE_STATUS_INVALID_ARGUMENT,
+                    "a list has " + std::to_string(counts.size()) + " numbers, expected " + std::to_string(ranks_), -1);
+    }
+
+    template <typename Call>
+    Memory memory(Call call) const {
+        Memory memory;
+        check(call(get(), &memory.address, &memory.bytes));
+        return memory;
+    }
+
+    detail::Owner<peerlane_all_to_all_v, peerlane_all_to_all_v_destroy> owner_;
+    std::size_t ranks_;
+};
+
 class Channel {
 public:
     using Limit = std::chrono::milliseconds;
@@ -356,6 +440,13 @@ public:
         check(peerlane_operation_prepare_all(get(), options.data(), options.size(), handles.data()));
         for (peerlane_operation *handle : handles) operations.emplace_back(handle);
         return operations;
+    }
+
+    AllToAllV prepare(const peerlane_all_to_all_v_options &options) {
+        peerlane_all_to_all_v *exchange = nullptr;
+        const std::size_t count = ranks();
+        check(peerlane_all_to_all_v_prepare(get(), &options, &exchange));
+        return AllToAllV(exchange, count);
     }
 
     /// Makes an immediate call, and waits until its output is complete.

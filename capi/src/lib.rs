@@ -6,10 +6,12 @@
 //! | `status` | errors: a status of each call, text and rank of the last error of a thread |
 //! | `handle` | handles that a table resolves |
 //! | `group`, `window`, `operation`, `channel` | the functions on these objects |
+//! | `all_to_all_v` | all-to-alls with counts for each start |
 //! | `immediate` | calls of collectives without an operation |
 
 #![allow(clippy::missing_errors_doc, reason = "every function returns a status")]
 
+pub mod all_to_all_v;
 pub mod channel;
 pub mod group;
 mod handle;

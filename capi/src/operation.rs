@@ -348,7 +348,7 @@ pub(crate) unsafe fn list_at<'l>(list: *const usize, len: usize) -> Option<&'l [
 }
 
 /// Returns the window of a handle, or `None` for NULL.
-fn window(handle: *const WindowHandle) -> Result<Option<Window<u8>>, Failure> {
+pub(crate) fn window(handle: *const WindowHandle) -> Result<Option<Window<u8>>, Failure> {
     if handle.is_null() {
         return Ok(None);
     }

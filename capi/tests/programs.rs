@@ -110,6 +110,13 @@ fn operations_that_are_prepared_together_have_lengths_for_each_pair() {
 }
 
 #[test]
+fn tokens_are_dispatched_to_experts() {
+    for ranks in [1, 2, RANKS] {
+        compile_and_run("experts.c", ranks);
+    }
+}
+
+#[test]
 fn an_event_loop_waits_for_starts_and_the_end_of_a_group() {
     compile_and_run("events.c", 3);
 }
