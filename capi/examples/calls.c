@@ -77,6 +77,25 @@ static void lengths(peerlane_group *group) {
     free(all);
 }
 
+/* Calls without elements, on all ranks or on some, need no memory. */
+static void no_elements(peerlane_group *group) {
+    for (uint32_t collective = PEERLANE_COLLECTIVE_ALL_GATHER; collective <= PEERLANE_COLLECTIVE_EXSCAN; collective++) {
+        peerlane_call_options nothing = call_of(collective, PEERLANE_DTYPE_F32);
+        CHECK(peerlane_call_run(group, &nothing));
+    }
+    size_t counts[RANKS_MAX] = {0};
+    counts[ranks - 1] = 2;
+    int32_t own[2] = {5, 6}, all[2] = {0, 0};
+    peerlane_call_options gather = call_of(PEERLANE_COLLECTIVE_ALL_GATHER, PEERLANE_DTYPE_I32);
+    gather.counts = counts;
+    gather.input = counts[rank] > 0 ? own : NULL;
+    gather.input_count = counts[rank];
+    gather.output = all;
+    gather.output_count = 2;
+    CHECK(peerlane_call_run(group, &gather));
+    EXPECT(all[0] == 5 && all[1] == 6);
+}
+
 /* Blocks of another length for each pair of ranks: none to the own rank, and none at all in some calls. */
 static void pairs(peerlane_group *group) {
     for (size_t most = 0; most < 5; most++) {
@@ -188,6 +207,7 @@ int main(void) {
     EXPECT(ranks <= RANKS_MAX);
     arrays(group);
     lengths(group);
+    no_elements(group);
     pairs(group);
     windows(group);
     starts(group);

@@ -196,7 +196,7 @@ static void calls(peerlane_group *group, peerlane_window *of_another) {
         none.input = NULL;
         none.input_count = 0;
     }
-    REFUSED(peerlane_call_run(group, &none), "input");
+    REFUSED(peerlane_call_run(group, &none), "output has 4 elements, expected 0");
     part.output = NULL;
     part.output_window = ON_1((peerlane_window *)&foreign, window);
     REFUSED(peerlane_call_run(group, &part), "output: the window");

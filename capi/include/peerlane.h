@@ -245,9 +245,9 @@ typedef struct {
 //
 // The input and the output are memory at an address, or a part of a window if their window is set,
 // which is used without a copy. All ranks then name the part at the same place, also those whose
-// input or output the collective does not need. NULL without elements means that this rank has no
-// input or output. The number of elements of a block follows from those of the input and the
-// output.
+// input or output the collective does not need. NULL without elements is an input or output
+// without elements, or none if the collective needs none on this rank. The number of elements of a
+// block follows from those of the input and the output.
 typedef struct {
   // `PEERLANE_HEADER_VERSION`.
   uint32_t header_version;

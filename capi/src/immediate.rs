@@ -27,9 +27,9 @@ pub struct CallHandle(());
 ///
 /// The input and the output are memory at an address, or a part of a window if their window is set,
 /// which is used without a copy. All ranks then name the part at the same place, also those whose
-/// input or output the collective does not need. NULL without elements means that this rank has no
-/// input or output. The number of elements of a block follows from those of the input and the
-/// output.
+/// input or output the collective does not need. NULL without elements is an input or output
+/// without elements, or none if the collective needs none on this rank. The number of elements of a
+/// block follows from those of the input and the output.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CallOptions {
@@ -290,7 +290,7 @@ unsafe fn described<R>(
         let mut call = Call::new(collective);
         let described = checked.and_then(|()| {
             // SAFETY: the contract of this function covers the lists.
-            unsafe { describe(&mut call, group.ranks(), options) }
+            unsafe { describe(&mut call, (group.rank(), group.ranks()), options) }
         });
         match described {
             Ok(()) => Ok(make(group, call)?),
@@ -331,7 +331,11 @@ fn refuse_unknown(group: &mut Group, error: Error) -> Error {
 ///
 /// # Safety
 /// `counts`, `send_counts` and `receive_counts` are NULL or have `ranks` numbers.
-unsafe fn describe(call: &mut Call, ranks: usize, options: &CallOptions) -> Result<(), Failure> {
+unsafe fn describe(
+    call: &mut Call,
+    (rank, ranks): (Rank, usize),
+    options: &CallOptions,
+) -> Result<(), Failure> {
     let dtype = numbers::dtype(options.dtype)?;
     call.operator = numbers::operator(options.reduction)?;
     call.beside_compute = numbers::setting("beside_compute", options.beside_compute)?;
@@ -342,6 +346,7 @@ unsafe fn describe(call: &mut Call, ranks: usize, options: &CallOptions) -> Resu
     // SAFETY: this function has the same contract.
     let [counts, send, receive] = lists.map(|list| unsafe { list_at(list, ranks) });
     let pairs = pair_counts(send, receive)?;
+    let [needs_input, needs_output] = needs(call.collective, rank, options);
 
     let input = Side {
         name: "input",
@@ -349,7 +354,7 @@ unsafe fn describe(call: &mut Call, ranks: usize, options: &CallOptions) -> Resu
         count: options.input_count,
         window: options.input_window,
         begin: options.input_begin,
-        is_needed: pairs.is_some(),
+        is_needed: needs_input,
     };
     let output = Side {
         name: "output",
@@ -357,7 +362,7 @@ unsafe fn describe(call: &mut Call, ranks: usize, options: &CallOptions) -> Resu
         count: options.output_count,
         window: options.output_window,
         begin: options.output_begin,
-        is_needed: pairs.is_some(),
+        is_needed: needs_output,
     };
 
     call.input = input.array(dtype)?;
@@ -367,6 +372,16 @@ unsafe fn describe(call: &mut Call, ranks: usize, options: &CallOptions) -> Resu
     Ok(())
 }
 
+/// Returns whether a collective needs the input and the output on a rank.
+fn needs(collective: Collective, rank: Rank, options: &CallOptions) -> [bool; 2] {
+    if matches!(collective, Collective::Broadcast { .. }) {
+        // Its array is the output, or the input on the root.
+        let has_input = !options.input.is_null() || !options.input_window.is_null();
+        return [false, !has_input];
+    }
+    [collective.is_provider(rank), collective.is_receiver(rank)]
+}
+
 /// The input or the output in the options of a C program.
 struct Side {
     name: &'static str,
@@ -374,7 +389,8 @@ struct Side {
     count: usize,
     window: *const WindowHandle,
     begin: usize,
-    /// Whether NULL without elements is an array without elements, and not none.
+    /// Whether the collective needs it on this rank, so that NULL without elements is an array
+    /// without elements, and not none.
     is_needed: bool,
 }
 
