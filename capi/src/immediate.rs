@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use peerlane::collective::Collective;
-use peerlane::group::ImmediateStart;
+use peerlane::group::{ImmediateStart, WindowPart};
 use peerlane::{DType, Error, Group, Rank};
 use peerlane_bindings::{Array, Call, Location, Stream};
 
@@ -365,10 +365,14 @@ unsafe fn describe(
         is_needed: needs_output,
     };
 
-    call.input = input.array(dtype)?;
-    call.output = output.array(dtype)?;
-    call.counts = counts.map(<[usize]>::to_vec);
-    call.splits = pairs.map(|[send, receive]| (send.to_vec(), receive.to_vec()));
+    input.place_in(&mut call.input, dtype)?;
+    output.place_in(&mut call.output, dtype)?;
+    if let Some(counts) = counts {
+        call.counts = Some(counts.to_vec());
+    }
+    if let Some([send, receive]) = pairs {
+        call.splits = Some((send.to_vec(), receive.to_vec()));
+    }
     Ok(())
 }
 
@@ -395,45 +399,59 @@ struct Side {
 }
 
 impl Side {
-    /// Returns the array, or `None` if this rank has none.
-    fn array(&self, dtype: DType) -> Result<Option<Array>, Failure> {
-        let Self { name, address, count, window, begin, is_needed } = *self;
-        let bytes = |elements: usize| {
-            let bytes = elements.checked_mul(dtype.bytes());
-            bytes.filter(|bytes| isize::try_from(*bytes).is_ok())
-        };
-        let too_many = |field: &str, elements: usize| {
-            let most = isize::MAX.unsigned_abs() / dtype.bytes();
-            let text = format!("{name}_{field} is {elements}, expected at most {most} for {dtype}");
-            Failure::argument(text)
-        };
-        if bytes(count).is_none() {
-            return Err(too_many("count", count));
+    /// Sets the array, or `None` if this rank has none.
+    fn place_in(&self, array: &mut Option<Array>, dtype: DType) -> Result<(), Failure> {
+        let len = self.count;
+        if Self::bytes_of(len, dtype).is_none() {
+            return Err(self.too_many("count", len, dtype));
         }
 
-        let location = match (address, window.is_null()) {
-            (0, true) if count == 0 && is_needed => Location::Address(0),
-            (0, true) if count == 0 => return Ok(None),
-            (0, true) => {
-                return Err(Failure::argument(format!(
-                    "{name} is NULL, expected the address of {count} elements; set {name}_count \
-                     to 0 for none, or {name}_window for a part of a window"
-                )));
-            }
-            (_, true) => Location::Address(address),
-            (0, false) => {
-                let begin_bytes = bytes(begin).ok_or_else(|| too_many("begin", begin))?;
-                let part = WINDOWS.get(window.addr()).and_then(|window| {
-                    window.with(|window| Ok(window.untyped_part(dtype, begin_bytes, count)?))
-                });
-                Location::Part(part.map_err(|failure| failure.within(name))?)
-            }
-            (_, false) => {
+        let location = match (self.address, self.window.is_null()) {
+            (0, true) if len == 0 && !self.is_needed => return Ok(()),
+            (0, true) if len > 0 => return Err(self.missing()),
+            (address, true) => Location::Address(address),
+            (0, false) => Location::Part(self.part(dtype)?),
+            (address, false) => {
+                let name = self.name;
                 return Err(Failure::argument(format!(
                     "{name} is {address:#x}, expected NULL, because {name}_window is set"
                 )));
             }
         };
-        Ok(Some(Array { location, dtype, unit: 1, len: count }))
+        *array = Some(Array { location, dtype, unit: 1, len });
+        Ok(())
+    }
+
+    /// Returns the part of the window.
+    fn part(&self, dtype: DType) -> Result<WindowPart, Failure> {
+        let begin = Self::bytes_of(self.begin, dtype);
+        let begin = begin.ok_or_else(|| self.too_many("begin", self.begin, dtype))?;
+        let part = WINDOWS.get(self.window.addr()).and_then(|window| {
+            window.with(|window| Ok(window.untyped_part(dtype, begin, self.count)?))
+        });
+        part.map_err(|failure| failure.within(self.name))
+    }
+
+    /// Returns the bytes of some elements, if an allocation can have as many.
+    fn bytes_of(elements: usize, dtype: DType) -> Option<usize> {
+        let bytes = elements.checked_mul(dtype.bytes());
+        bytes.filter(|bytes| isize::try_from(*bytes).is_ok())
+    }
+
+    #[cold]
+    fn too_many(&self, field: &str, elements: usize, dtype: DType) -> Failure {
+        let name = self.name;
+        let most = isize::MAX.unsigned_abs() / dtype.bytes();
+        let text = format!("{name}_{field} is {elements}, expected at most {most} for {dtype}");
+        Failure::argument(text)
+    }
+
+    #[cold]
+    fn missing(&self) -> Failure {
+        let Self { name, count, .. } = *self;
+        Failure::argument(format!(
+            "{name} is NULL, expected the address of {count} elements; set {name}_count to 0 for \
+             none, or {name}_window for a part of a window"
+        ))
     }
 }
