@@ -34,7 +34,8 @@ pub(super) struct StartTracker {
     /// The number of the call that prepared the operation.
     number: u64,
     rank: Rank,
-    timeout: Duration,
+    /// The timeout of the next starts in nanoseconds.
+    timeout_nanos: AtomicU64,
     waits: Vec<AwaitedFlag>,
     /// The flags that tell whether ranks have made a start alike.
     compared: Vec<AwaitedFlag>,
@@ -186,7 +187,7 @@ impl StartTracker {
             operation,
             number,
             rank,
-            timeout,
+            timeout_nanos: AtomicU64::new(nanos(timeout)),
             waits,
             writers,
             views,
@@ -213,7 +214,12 @@ impl StartTracker {
     }
 
     pub(super) fn timeout(&self) -> Duration {
-        self.timeout
+        Duration::from_nanos(self.timeout_nanos.load(Ordering::Relaxed))
+    }
+
+    /// Sets the timeout of the next starts.
+    pub(super) fn set_timeout(&self, timeout: Duration) {
+        self.timeout_nanos.store(nanos(timeout), Ordering::Relaxed);
     }
 
     pub(super) fn rank(&self) -> Rank {
@@ -372,13 +378,13 @@ impl StartTracker {
         self.closed.fetch_max(epoch, Ordering::SeqCst);
 
         if self.opened.load(Ordering::Relaxed) > epoch {
-            self.set_deadline(Deadline::after(self.timeout));
+            self.set_deadline(Deadline::after(self.timeout()));
         }
     }
 
     pub(super) fn deadline(&self) -> Deadline {
         let left = self.due().map(|due| due.saturating_duration_since(Instant::now()));
-        Deadline::after(left.unwrap_or(self.timeout))
+        Deadline::after(left.unwrap_or_else(|| self.timeout()))
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
@@ -396,8 +402,8 @@ impl StartTracker {
     }
 
     fn set_deadline(&self, deadline: Deadline) {
-        let nanos = deadline.at().saturating_duration_since(self.origin).as_nanos();
-        self.deadline_nanos.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let since_origin = deadline.at().saturating_duration_since(self.origin);
+        self.deadline_nanos.store(nanos(since_origin), Ordering::Relaxed);
     }
 
     pub(super) fn missing(&self) -> Option<(AwaitedFlag, Option<u64>)> {
@@ -717,4 +723,9 @@ fn compared(waits: &[AwaitedFlag], part: &PartCell) -> Vec<AwaitedFlag> {
     }
 
     last_of.into_values().collect()
+}
+
+/// Returns a duration in nanoseconds. More than 584 years do not fit, and nobody waits for so long.
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::collective::Collective;
@@ -586,4 +586,26 @@ fn splits_of_one_rank_that_are_wrong_are_an_error_on_all_and_nothing_moves() {
         assert_eq!(call(group, &[1; 3], &[1; 3], 3)?, [0, 1, 2]);
         Ok(())
     });
+}
+
+#[test]
+fn a_call_has_the_timeout_that_it_names() {
+    let errors = errors_of(2, |group| {
+        let mut output = [0_u8; 2];
+        group.immediate(Collective::AllGather).run(&[1_u8], &mut output)?;
+        if group.rank().0 == 1 {
+            // It waits for the end of the group, and makes no call.
+            let begun = Instant::now();
+            while group.abort_record().is_none() {
+                assert!(begun.elapsed() < Duration::from_secs(20), "the group has not ended");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return group.barrier();
+        }
+        let call = group.immediate(Collective::AllGather).timeout(Duration::from_millis(300));
+        call.run(&[1_u8], &mut output)
+    });
+    for error in errors {
+        assert!(error.to_string().contains("300ms"), "{error}");
+    }
 }

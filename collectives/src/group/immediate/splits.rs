@@ -126,6 +126,7 @@ impl Immediate<'_> {
             let Prepared::AllToAllV(exchange) = &mut *prepared else {
                 unreachable!("the map has such operations only")
             };
+            exchange.set_timeout(self.timeout);
             let counts = SendCounts::new(&splits[0]).receive_counts(&splits[1]);
             let intent = match &checked {
                 Err(error) => Intent::Refuse(error.clone()),

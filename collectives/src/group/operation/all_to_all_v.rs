@@ -370,6 +370,13 @@ impl<T> AllToAllV<T> {
         Ok(())
     }
 
+    /// Sets how long the exchange of the counts and the start after it may take, each.
+    pub(in crate::group) fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+        self.counts.set_timeout(timeout);
+        self.data.set_timeout(timeout);
+    }
+
     /// Sets the elements that the counts of the next start name, in an operation on bytes.
     pub(in crate::group) fn set_elements(&mut self, elements: StartElements) {
         self.table.set_elements(elements);

@@ -372,8 +372,18 @@ impl<T> Operation<T> {
         self.state.prepared.is_polled()
     }
 
+    /// Sets how long the next starts may take.
     pub(in crate::group) fn set_timeout(&mut self, timeout: Duration) {
-        self.state.timeout = timeout;
+        let state = &mut self.state;
+        if state.timeout == timeout {
+            return;
+        }
+
+        state.timeout = timeout;
+        state.prepared.tracker().set_timeout(timeout);
+        if let Some(resizing) = &state.resizing {
+            resizing.set_timeout_of_others(timeout);
+        }
     }
 }
 

@@ -164,6 +164,13 @@ impl Resizing {
         &self.plans[self.current].plan
     }
 
+    /// Sets how long the next starts of other plans than the current one may take.
+    pub(super) fn set_timeout_of_others(&self, timeout: Duration) {
+        for (prepared, _) in self.plans.iter().filter_map(|plan| plan.idle.as_ref()) {
+            prepared.tracker().set_timeout(timeout);
+        }
+    }
+
     /// Waits for open starts of other plans than the current one.
     pub(super) fn settle_others(&self, timeout: Duration) -> Result<(), Error> {
         if self.has_open_others.load(Ordering::Acquire) {
