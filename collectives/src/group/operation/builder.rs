@@ -218,10 +218,9 @@ impl<'g, T> OperationBuilder<'g, T> {
     /// these graphs in the same order.
     ///
     /// Every graph that has recorded a start of the operation has made its last replay, and that
-    /// replay is complete, before the operation is dropped or its group is closed or dropped. An
-    /// operation without a handle, which [`start_on`](Self::start_on) prepares, is dropped when a
-    /// window that it uses is released. No replay is in progress while the host borrows memory of
-    /// the operation, by [`Operation::input_mut`], [`Operation::output`] or a method like them.
+    /// replay is complete, before the operation is dropped or its group is closed or dropped. No
+    /// replay is in progress while the host borrows memory of the operation, by
+    /// [`Operation::input_mut`], [`Operation::output`] or a method like them.
     #[must_use]
     pub unsafe fn capturable(mut self) -> Self {
         self.spec.capturable = true;
