@@ -1,12 +1,13 @@
 //! Tests collectives on any memory without a preparation by the caller.
 
 use std::fmt::Debug;
+use std::ptr::NonNull;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::collective::Collective;
-use peerlane_collectives::element::{Element, Operator};
+use peerlane_collectives::element::{DType, Element, Operator};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions, Input, Output, Window};
 use peerlane_hal::{ErrorKind, Rank};
@@ -116,7 +117,9 @@ impl Case {
             Collective::Exscan,
         ];
         let in_place = in_place.contains(&collective) && rng.bool();
-        let input_in_window = rng.bool();
+        // With lengths that differ, an input in a window would be at a place of its own on each rank.
+        let can_be_apart = in_place || !is_uneven || collective != Collective::AllGather;
+        let input_in_window = rng.bool() && can_be_apart;
         // The array of a broadcast is one.
         let is_broadcast = matches!(collective, Collective::Broadcast { .. });
         let output_in_window = if is_broadcast || in_place { input_in_window } else { rng.bool() };
@@ -420,8 +423,47 @@ fn arguments_that_do_not_fit_are_refused_before_anything_moves() {
     });
     assert_eq!(text, "counts has 2 numbers, expected 1, one for each rank");
     let text = refused(&|group| {
+        let address = NonNull::<u64>::dangling().cast();
+        // SAFETY: an array without elements has no memory.
+        let input = unsafe { Input::from_address(address, DType::U8, 0) }.in_units(2);
+        // SAFETY: as above.
+        let output = unsafe { Output::from_address(address, DType::U8, 0) }.in_units(4);
+        group.immediate(Collective::AllReduce).run(input, output)
+    });
+    assert_eq!(text, "output has elements of 4 u8, expected 2 u8 as in the input");
+    let text = refused(&|group| {
+        let mut part = group.split(Some(0), 0)?.unwrap();
+        let (own, other) = (group.window::<u8>(4)?, part.window::<u8>(4)?);
+        // Both windows are the first ones of their groups, and an operation over the own one is kept.
+        group.immediate(Collective::AllReduce).run_in_place(own.part(0..2)?)?;
+        let result = group.immediate(Collective::AllReduce).run_in_place(other.part(0..2)?);
+        part.close()?;
+        result
+    });
+    assert_eq!(text, "the window belongs to another group; open it with this group");
+    let text = refused(&|group| {
+        let window = group.window::<u8>(9)?;
+        let call = group.immediate(Collective::AllGather).counts(&[2]);
+        call.run(window.part(0..2)?, window.part(4..6)?)
+    });
+    assert!(
+        text.starts_with("input is in a window, from which this call of an all-gather"),
+        "{text}"
+    );
+    let text = refused(&|group| {
+        let window = group.window::<u8>(9)?;
+        let call = group.immediate(Collective::AllToAll).splits(&[2], &[2]);
+        call.run(&[1_u8; 2], window.part(4..6)?)
+    });
+    assert!(text.starts_with("an array is in a window, expected other memory"), "{text}");
+    let text =
+        refused(&|group| group.immediate(Collective::ReduceScatter).run_in_place(&mut [1_u8]));
+    let expected =
+        "the call is in place, expected an input and an output apart in a reduce-scatter";
+    assert_eq!(text, expected);
+    let text = refused(&|group| {
         let window = group.window::<u16>(10)?;
-        let range = window.untyped_part(peerlane_collectives::element::DType::I32, 2, 1);
+        let range = window.untyped_part(DType::I32, 2, 1);
         range.map(drop)
     });
     let expected =

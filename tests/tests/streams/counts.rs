@@ -106,7 +106,7 @@ fn a_stream_or_counts_that_one_rank_refuses_are_an_error_on_all_ranks() {
         }
         let refused = match me {
             Rank(2) => "the stream captures a graph",
-            _ => "rank 2 failed (invalid argument): the start cannot be made on this rank",
+            _ => "rank 2 failed (invalid argument): the stream captures a graph",
         };
         assert!(capturing.to_string().contains(refused), "{capturing}");
 

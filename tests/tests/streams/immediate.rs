@@ -185,6 +185,26 @@ fn recorded_calls_are_replayed_beside_calls_that_run_at_once() {
 }
 
 #[test]
+fn a_call_on_the_host_follows_those_on_streams() {
+    in_group(2, LONG, |mut group| {
+        let rank = group.rank().0;
+        let window = group.window::<u32>(4).unwrap();
+        let stream = Stream::new();
+        pause(&stream, Duration::from_millis(30));
+        let (own, all) = (window.part(0..2).unwrap(), window.part(0..4).unwrap());
+        let broadcast = group.immediate(Collective::Broadcast { root: Rank(0) });
+        broadcast.run_in_place_on(&stream, own).unwrap();
+
+        // Nobody has waited for the stream, whose start uses the same window.
+        group.immediate(Collective::AllGather).run_in_place(all).unwrap();
+        let mut output = [0_u32; 4];
+        group.immediate(Collective::AllGather).run(&[rank, 7], &mut output).unwrap();
+        assert_eq!(output, [0, 7, 1, 7]);
+        group.close().unwrap();
+    });
+}
+
+#[test]
 fn a_window_is_used_on_a_stream_without_a_copy() {
     in_group(2, LONG, |mut group| {
         let rank = group.rank().0;

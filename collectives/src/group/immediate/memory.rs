@@ -93,6 +93,24 @@ impl Memory {
         self.len.saturating_mul(self.unit * self.dtype.bytes())
     }
 
+    /// Checks that this output has elements as the input has.
+    pub(super) fn check_elements(&self, input: &Self) -> Result<(), Error> {
+        if (self.dtype, self.unit) == (input.dtype, input.unit) {
+            return Ok(());
+        }
+
+        let name = |memory: &Self| match memory.unit {
+            1 => memory.dtype.to_string(),
+            unit => format!("{unit} {}", memory.dtype),
+        };
+        let text = format!(
+            "output has elements of {}, expected {} as in the input",
+            name(self),
+            name(input)
+        );
+        Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+
     /// Returns `len` elements from element `begin` on, which are all in the memory.
     pub(super) fn part(&self, begin: usize, len: usize) -> Self {
         let bytes = begin * self.unit * self.dtype.bytes();

@@ -124,6 +124,8 @@ pub(super) struct Calls {
     staging: Staging,
     /// The last start on the host, until it is complete.
     open: Option<Arc<OpenCall>>,
+    /// Whether calls on streams may not be complete.
+    has_calls_on_streams: bool,
     counts: CallCounts,
 }
 
@@ -144,6 +146,7 @@ impl Default for Calls {
             with_splits: RecentMap::new(OPERATIONS_MAX),
             staging: Staging::default(),
             open: None,
+            has_calls_on_streams: false,
             counts: CallCounts::default(),
         }
     }
@@ -162,6 +165,14 @@ impl Calls {
     fn keeps(&self, collective: Collective) -> bool {
         let mut keys = self.operations.keys().chain(self.recorded.keys());
         keys.any(|key| key.collective.name() == collective.name())
+    }
+
+    /// Waits until the operations and the copies have nothing left to do.
+    fn settle(&self) -> Result<(), Error> {
+        let entries = self.operations.values().chain(self.recorded.values());
+        let mut kept = entries.map(|entry| &entry.operation).chain(self.with_splits.values());
+        kept.try_for_each(|operation| operation.lock().settle())?;
+        self.staging.copier().settle()
     }
 
     /// Drops the operations over a window, which is released.
@@ -294,8 +305,10 @@ impl Immediate<'_> {
     /// collective has an input and an output of different lengths.
     pub fn run_in_place<'m>(self, array: impl Into<Output<'m>>) -> Result<(), Error> {
         let output = array.into();
-        let input = self.input_in(&output)?;
-        self.run(input, output)
+        match self.input_in(&output) {
+            Ok(input) => self.run(input, output),
+            Err(error) => Err(self.group.refuse_immediate(self.collective, error)),
+        }
     }
 
     /// Enqueues the call on a stream and returns at once. Collective.
@@ -330,8 +343,10 @@ impl Immediate<'_> {
         array: impl Into<Output<'static>>,
     ) -> Result<(), Error> {
         let output = array.into();
-        let input = self.input_in(&output)?.memory;
-        start::try_on_stream(self, stream, input, output.memory).map(drop)
+        match self.input_in(&output) {
+            Ok(input) => self.run_on(stream, input, output),
+            Err(error) => Err(self.group.refuse_immediate(self.collective, error)),
+        }
     }
 
     /// Starts the call and returns a handle by which the caller waits for it. Collective.
@@ -343,7 +358,7 @@ impl Immediate<'_> {
     ///
     /// # Safety
     /// The memory stays allocated and nobody else accesses it until [`ImmediateStart::wait`] has
-    /// returned or the group was dropped.
+    /// returned, or the handle and the group were dropped.
     pub unsafe fn start(
         self,
         input: Input<'_>,
@@ -507,21 +522,20 @@ impl Immediate<'_> {
 
         let given = [input.as_ref(), output.as_ref()];
         let dtype = match given {
-            [Some(input), Some(output)] if input.dtype != output.dtype => {
-                return Err(invalid(format!(
-                    "output has elements of {}, expected {} as in the input",
-                    output.dtype, input.dtype
-                )));
+            [Some(input), Some(output)] => {
+                output.check_elements(input)?;
+                input.dtype
             }
-            [Some(memory), _] | [None, Some(memory)] => memory.dtype,
+            [Some(memory), None] | [None, Some(memory)] => memory.dtype,
             [None, None] => {
                 let text = "the call has neither input nor output, expected one of them at least";
                 return Err(invalid(text.to_owned()));
             }
         };
 
+        self.check_windows(given)?;
         let shape = Shape::find(collective, (rank, ranks), counts, given[0], given[1])?;
-        let unit = given.into_iter().flatten().map(|memory| memory.unit).max().unwrap_or(1);
+        let unit = given.into_iter().flatten().map(|memory| memory.unit).next().unwrap_or(1);
         let sides = Sides::new(&shape, rank, input, output)?;
         if self.group.setup.strict && sides.are_staged() {
             let text = "strict is set, but the call copies memory that is not in a window; use \
@@ -529,6 +543,19 @@ impl Immediate<'_> {
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
         Ok((dtype, shape.in_units(unit), sides))
+    }
+
+    /// Refuses windows of other groups. Windows are compared by number later, and each group has
+    /// its own numbers.
+    fn check_windows(&self, given: [Option<&Memory>; 2]) -> Result<(), Error> {
+        let windows = given.into_iter().flatten().filter_map(|memory| memory.location.window());
+        let mut windows = windows.map(|(window, _)| window);
+        match windows.find(|window| !Arc::ptr_eq(&window.runtime, &self.group.runtime)) {
+            None => Ok(()),
+            Some(_) => Err(invalid(
+                "the window belongs to another group; open it with this group".to_owned(),
+            )),
+        }
     }
 
     /// Returns memory for a staged input and a staged output of these lengths, or `None` if it
@@ -709,11 +736,9 @@ impl Group {
     /// The reason why the group has ended; as [`ImmediateStart::wait`].
     pub fn finish_immediate(&mut self) -> Result<(), Error> {
         self.finish_open_call()?;
-        let calls = &self.immediate;
-        let entries = calls.operations.values().chain(calls.recorded.values());
-        let mut kept = entries.map(|entry| &entry.operation).chain(calls.with_splits.values());
-        kept.try_for_each(|operation| operation.lock().settle())?;
-        calls.staging.copier().settle()
+        self.immediate.settle()?;
+        self.immediate.has_calls_on_streams = false;
+        Ok(())
     }
 
     /// Completes the last immediate call on the host, whose memory the next one uses.

@@ -76,11 +76,34 @@ impl Sides {
         check_given(shape, rank, "input", input.as_ref(), is_provider && !has_one_array)?;
         check_given(shape, rank, "output", output.as_ref(), is_receiver && !has_one_array)?;
 
-        match shape.collective {
-            Collective::Broadcast { .. } => Ok(Self::of_broadcast(is_provider, input, output)),
-            Collective::AllGather => Ok(Self::of_all_gather(shape, rank, input, output)),
-            _ => Ok(Self::apart(is_provider, is_receiver, input, output)),
+        let sides = match shape.collective {
+            Collective::Broadcast { .. } => Self::of_broadcast(is_provider, input, output),
+            Collective::AllGather => Self::of_all_gather(shape, rank, input, output),
+            _ => Self::apart(is_provider, is_receiver, input, output),
+        };
+        sides.check_copied(shape.collective)?;
+        Ok(sides)
+    }
+
+    /// Refuses to copy from a window, whose slices only the starts of operations exclude.
+    ///
+    /// The start excludes them if the same part is the output.
+    fn check_copied(&self, collective: Collective) -> Result<(), Error> {
+        let copied = self.copied_in.as_ref().and_then(|(memory, _)| memory.location.window());
+        let Some((window, begin)) = copied else { return Ok(()) };
+
+        let is_output = matches!(
+            &self.output,
+            Side::Window(output, of_output) if Arc::ptr_eq(output, window) && *of_output == begin
+        );
+        if is_output {
+            return Ok(());
         }
+        Err(invalid(format!(
+            "input is in a window, from which this call of {} would have to copy it; give it in other memory, or as a \
+             part of the output",
+            collective.with_article()
+        )))
     }
 
     fn of_broadcast(is_root: bool, input: Option<Memory>, output: Option<Memory>) -> Self {
@@ -89,7 +112,10 @@ impl Sides {
 
         // On the root, the array is in its place already if the caller gives one array in a window.
         let source = input.as_ref().or(output.as_ref()).filter(|_| is_root);
-        let is_placed = |source: &Memory| matches!(&side, Side::Window(window, begin) if window.address(*begin) == source.location.address());
+        let is_placed = |source: &Memory| {
+            let address = source.location.address();
+            matches!(&side, Side::Window(window, begin) if window.address(*begin) == address)
+        };
         let copied_in = source.filter(|source| !is_placed(source)).map(|one| (one.clone(), 0));
 
         let source_address = copied_in.as_ref().map(|(source, _)| source.location.address());
@@ -109,7 +135,7 @@ impl Sides {
         let own_begin = (shape.before(rank) * size) as u64;
 
         // Blocks of different lengths begin at different places, and a place of the input must be
-        // equal on all ranks. So their input is copied to the block.
+        // equal on all ranks. So their input is the block, or is copied to it.
         let has_equal_lens = matches!(shape.lens, Lens::Equal(_));
         let input_side = side_of(input.as_ref());
         let is_own_block = match (&input, &output_side) {
@@ -118,20 +144,11 @@ impl Sides {
             }
             _ => false,
         };
-        let is_apart = matches!(
-            (&input_side, &output_side),
-            (Side::Window(..), Side::Window(..)) if has_equal_lens && !is_own_block
-        );
-        if is_apart {
-            return Self {
-                input: input_side,
-                output: output_side,
-                copied_in: None,
-                copied_out: None,
-            };
+        let copied_out = output.filter(|_| matches!(output_side, Side::Staged));
+        if matches!(input_side, Side::Window(..)) && has_equal_lens && !is_own_block {
+            return Self { input: input_side, output: output_side, copied_in: None, copied_out };
         }
 
-        let copied_out = output.filter(|_| matches!(output_side, Side::Staged));
         let copied_in = input.filter(|_| !is_own_block).map(|input| (input, own_begin));
         Self { input: Side::InPlace, output: output_side, copied_in, copied_out }
     }

@@ -77,11 +77,11 @@ impl Immediate<'_> {
                 "an all-to-all has an input and an output, expected both".to_owned(),
             ));
         };
-        if (input.dtype, input.unit) != (output.dtype, output.unit) {
-            return Err(invalid(format!(
-                "output has elements of {}, expected {} as in the input",
-                output.dtype, input.dtype
-            )));
+        output.check_elements(&input)?;
+        if [&input, &output].into_iter().any(|memory| memory.location.window().is_some()) {
+            let text = "an array is in a window, expected other memory: a call with splits copies its \
+                        input and output; prepare an all-to-all-v over the window";
+            return Err(invalid(text.to_owned()));
         }
         let ranks = self.group.ranks();
         for (name, lens, memory) in [("send", &splits[0], &input), ("receive", &splits[1], &output)]
@@ -116,11 +116,6 @@ impl Immediate<'_> {
             if when != When::OnHost || window.is_on_device() {
                 self.group.staging_engine()?;
             }
-            // A start on the host promises that no stream uses the memory any more.
-            if when == When::OnHost {
-                self.group.immediate.staging.copier().settle()?;
-            }
-
             let (operation, is_known) = self.all_to_all_v(&window)?;
             let mut prepared = operation.lock();
             let Prepared::AllToAllV(exchange) = &mut *prepared else {

@@ -111,17 +111,15 @@ pub(super) fn try_on_host(
     input: Option<Memory>,
     output: Option<Memory>,
 ) -> Result<Option<ImmediateStart>, Error> {
-    call.group.finish_open_call()?;
+    match call.group.immediate.has_calls_on_streams {
+        true => call.group.finish_immediate()?,
+        false => call.group.finish_open_call()?,
+    }
     let Some(ready) = call.ready(input, output, When::OnHost)? else { return Ok(None) };
-    let Ready { operation, placed, is_staged } = ready;
+    let Ready { operation, placed, .. } = ready;
 
     let staging = &call.group.immediate.staging;
     let copier = staging.copier();
-    if is_staged {
-        // Copies on streams use the same memory.
-        copier.settle()?;
-    }
-
     let copy_in = placed.copy_in;
     let start = operation.lock().start_after(|| match &copy_in {
         // SAFETY: the start has claimed its ranges of the windows, and no other start is open. The
@@ -157,6 +155,7 @@ pub(super) fn try_on_stream<S: Stream>(
 
     let when = if is_recorded { When::Recorded } else { When::OnStream };
     let Some(ready) = call.ready(input, output, when)? else { return Ok(false) };
+    call.group.immediate.has_calls_on_streams = true;
     let Ready { operation, placed, is_staged } = ready;
     if !is_staged && placed.copy_in.is_none() {
         operation.lock().start_on_after(stream, || Ok(()))?;
