@@ -60,22 +60,24 @@ int main(void) {
             EXPECT(((uint32_t *)memory)[at] == ranks * (ranks - 1) / 2 + ranks * start);
     }
 
-    CHECK(peerlane_channel_destroy(channel));
-
     /* Rank 0 leaves without the others, whose open start and group end. */
-    CHECK(peerlane_group_barrier(group));
     if (rank == 0) {
+        for (uint32_t peer = 1; peer < ranks; peer++)
+            CHECK(peerlane_channel_wait(channel, NULL, peer, 0, 20000));
+        CHECK(peerlane_channel_destroy(channel));
         CHECK(peerlane_operation_destroy(sum));
         CHECK(peerlane_group_destroy(group));
         return 0;
     }
     CHECK(peerlane_operation_start(sum));
     CHECK(peerlane_operation_descriptor(sum, &descriptor));
+    CHECK(peerlane_channel_signal(channel, NULL, 0, 0));
     EXPECT(is_readable(descriptor, 20000));
     EXPECT(is_readable(end, 20000));
     EXPECT(peerlane_group_check(group) != PEERLANE_STATUS_OK);
     bool is_done;
     EXPECT(peerlane_operation_wait(sum, 0, &is_done) != PEERLANE_STATUS_OK);
+    CHECK(peerlane_channel_destroy(channel));
     CHECK(peerlane_operation_destroy(sum));
     CHECK(peerlane_group_destroy(group));
     return 0;
