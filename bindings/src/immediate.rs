@@ -171,9 +171,7 @@ impl Call {
     /// As [`Immediate::start`] and [`Input::from_address`].
     pub unsafe fn start(&self, group: &mut Group) -> Result<ImmediateStart, Error> {
         // SAFETY: this function has the same contract.
-        let (input, output) = unsafe { self.memory() };
-        // SAFETY: as above.
-        unsafe { self.describe(group).start(input, output) }
+        unsafe { self.clone().start_once(group) }
     }
 
     /// Starts the call on the host, unless that would exchange messages with the other ranks.

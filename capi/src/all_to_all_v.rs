@@ -10,7 +10,7 @@ use peerlane_bindings::{AnyAllToAllV, Stream};
 
 use crate::group::{GROUPS, GroupHandle, check_header, text};
 use crate::handle::{Table, clear, lock};
-use crate::operation::{list_at, window};
+use crate::operation::{algorithm_of, list_at, window};
 use crate::status::{Failure, Status, call};
 use crate::window::{WindowHandle, write};
 use crate::{milliseconds, numbers, text_into};
@@ -61,10 +61,7 @@ fn with<R>(
     handle: *const AllToAllVHandle,
     body: impl FnOnce(&mut AnyAllToAllV) -> Result<R, Error>,
 ) -> Result<R, Failure> {
-    let object = ALL_TO_ALL_VS.get(handle.addr())?;
-    let mut exchange = lock(&object);
-    let destroyed = || Failure::argument("the all-to-all-v has been destroyed by another thread");
-    Ok(body(exchange.as_mut().ok_or_else(destroyed)?)?)
+    ALL_TO_ALL_VS.with(handle.addr(), body)
 }
 
 /// What the options of a C program describe.
@@ -93,10 +90,7 @@ impl Description {
         let timeout = milliseconds("timeout_ms", options.timeout_ms)?;
 
         // SAFETY: the contract of this function says that the strings of the options end in zero.
-        let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
-        let algorithm = algorithm.map(str::parse).transpose();
-        let algorithm =
-            algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
+        let algorithm = unsafe { algorithm_of(options.algorithm) }?;
         // SAFETY: as above.
         let label = unsafe { text(options.label, "label") }?.map(str::to_owned);
 
@@ -184,7 +178,7 @@ pub unsafe extern "C" fn peerlane_all_to_all_v_prepare(
             .collective(described, |group, described| Ok(described.prepare(group)?))?;
         // SAFETY: the contract of this function says that `exchange` points to a handle; NULL has
         // been refused.
-        unsafe { ALL_TO_ALL_VS.give(Mutex::new(Some(prepared)), exchange) }
+        unsafe { ALL_TO_ALL_VS.store_into(Mutex::new(Some(prepared)), exchange) }
     })
 }
 

@@ -154,7 +154,7 @@ pub unsafe extern "C" fn peerlane_channel_open(
             })
         })?;
         // SAFETY: the contract of this function says that `channel` points to a handle; NULL has been refused.
-        unsafe { CHANNELS.give(object, channel) }
+        unsafe { CHANNELS.store_into(object, channel) }
     })
 }
 

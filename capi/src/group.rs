@@ -123,7 +123,7 @@ unsafe fn give_group(group: Group, to: *mut *mut GroupHandle) -> Result<(), Fail
         windows: Mutex::default(),
     };
     // SAFETY: the contract of this function says that `to` is valid for writes.
-    unsafe { GROUPS.give(object, to) }
+    unsafe { GROUPS.store_into(object, to) }
 }
 
 /// Returns the text of a C string; nothing for NULL.
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn peerlane_hub_open(
         let bound = options.bind(address, ranks as usize)?;
         // SAFETY: the contract of this function says that `hub` points to a handle; NULL has been
         // refused.
-        unsafe { HUBS.give(bound, hub) }
+        unsafe { HUBS.store_into(bound, hub) }
     })
 }
 

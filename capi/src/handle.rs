@@ -1,13 +1,15 @@
-//! Handles of C programs, which are numbers that a table resolves, so that a wrong handle is an error and not undefined behaviour.
+//! Handles of C programs, which are numbers that a table resolves, so that a wrong handle is an
+//! error and not undefined behaviour.
 //!
-//! A handle contains its slot in the table, the generation of the slot, the kind of the object, and a number of this copy of the
-//! library. Destroying an object raises the generation, and thus invalidates all copies of the handle. A slot whose generations are
-//! used up gets no further object, so no handle is given twice.
+//! A handle contains its slot in the table, the generation of the slot, the kind of the object, and
+//! a number of this copy of the library. Destroying an object raises the generation, and thus
+//! invalidates all copies of the handle. A slot whose generations are used up gets no further
+//! object, so no handle is given twice.
 
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use peerlane::ErrorKind;
+use peerlane::{Error, ErrorKind};
 
 use crate::status::Failure;
 
@@ -47,7 +49,7 @@ impl<T> Table<T> {
     ///
     /// # Safety
     /// `to` is valid for writes; [`clear`] has refused NULL.
-    pub(crate) unsafe fn give<H>(&self, object: T, to: *mut *mut H) -> Result<(), Failure> {
+    pub(crate) unsafe fn store_into<H>(&self, object: T, to: *mut *mut H) -> Result<(), Failure> {
         let handle = self.store(object)?;
         // SAFETY: the contract of this function says that `to` is valid for writes.
         unsafe { to.write(ptr::without_provenance_mut(handle)) };
@@ -98,7 +100,7 @@ impl<T> Table<T> {
         slot.object.take().ok_or_else(|| self.wrong(handle))
     }
 
-    /// Removes all objects for which `belongs` is true, and returns them.
+    /// Removes all objects that `belongs` returns true for, and returns them.
     pub(crate) fn remove_all(&self, belongs: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let removed = slots.iter_mut().filter_map(|slot| {
@@ -117,6 +119,7 @@ impl<T> Table<T> {
         let name = self.name;
         let of_copy = handle >> (INDEX_BITS + GENERATION_BITS + KIND_BITS) == copy();
         let kind = (handle >> (INDEX_BITS + GENERATION_BITS)) & ((1 << KIND_BITS) - 1);
+
         let text = match handle {
             0 => format!("the {name} is NULL, expected a handle"),
             _ if !of_copy => {
@@ -133,6 +136,21 @@ impl<T> Table<T> {
     }
 }
 
+impl<T> Table<Mutex<Option<T>>> {
+    /// Calls `body` with the object of a handle, which takes turns with other threads.
+    pub(crate) fn with<R>(
+        &self,
+        handle: usize,
+        body: impl FnOnce(&mut T) -> Result<R, Error>,
+    ) -> Result<R, Failure> {
+        let object = self.get(handle)?;
+        let mut object = lock(&object);
+        let destroyed =
+            || Failure::argument(format!("the {} has been destroyed by another thread", self.name));
+        Ok(body(object.as_mut().ok_or_else(destroyed)?)?)
+    }
+}
+
 /// Refuses a NULL pointer for a handle, and otherwise clears the handle.
 ///
 /// # Safety
@@ -142,7 +160,8 @@ pub(crate) unsafe fn clear<T>(to: *mut *mut T, name: &str) -> Result<(), Failure
         let text = format!("{name} is NULL, expected where to write the handle");
         return Err(Failure::argument(text));
     }
-    // SAFETY: it is not NULL, and the contract of this function says that it is valid for writes then.
+    // SAFETY: it is not NULL, and the contract of this function says that it is valid for writes
+    // then.
     unsafe { to.write(ptr::null_mut()) };
     Ok(())
 }
@@ -152,7 +171,8 @@ pub(crate) fn lock<T>(object: &Mutex<T>) -> MutexGuard<'_, T> {
     object.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a number that differs between copies of the library in a process, because it comes from an address of this copy.
+/// Returns a number that differs between copies of the library in a process, because it comes from
+/// an address of this copy.
 fn copy() -> usize {
     static MARK: u8 = 0;
     let address = (&raw const MARK).addr();

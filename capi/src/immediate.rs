@@ -176,7 +176,7 @@ pub unsafe extern "C" fn peerlane_call_start(
         let object = Mutex::new(Some(StartedCall(CallState::Open(started))));
         // SAFETY: the contract of this function says that `call` points to a handle; NULL has been
         // refused.
-        unsafe { CALLS.give(object, call) }
+        unsafe { CALLS.store_into(object, call) }
     })
 }
 
@@ -229,12 +229,7 @@ pub unsafe extern "C" fn peerlane_call_wait(
     limit_ms: i64,
     is_done: *mut bool,
 ) -> Status {
-    let wait = |limit| {
-        let object = CALLS.get(call.addr())?;
-        let mut state = lock(&object);
-        let destroyed = || Failure::argument("the call has been destroyed by another thread");
-        Ok(state.as_mut().ok_or_else(destroyed)?.wait(limit)?)
-    };
+    let wait = |limit| CALLS.with(call.addr(), |call| call.wait(limit));
     // SAFETY: this function has the same contract for `is_done`.
     crate::status::call(|| unsafe { wait_into(limit_ms, is_done, wait) })
 }

@@ -158,7 +158,7 @@ pub(crate) fn operator(number: u32) -> Result<Operator, Failure> {
     numbered("reduction", number, &Operator::ALL, number_of)
 }
 
-/// Returns the element type with a number of the header.
+/// Returns the element type that has a number in the header.
 pub(crate) fn dtype(number: u32) -> Result<DType, Failure> {
     numbered("dtype", number, &DType::ALL, DType::c_number)
 }

@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use peerlane::{BlockLens, Error, ErrorKind, Group, Part, Rank, Window};
+use peerlane::{Algorithm, BlockLens, Error, ErrorKind, Group, Part, Rank, Window};
 use peerlane_bindings::{AnyOperation, Request, Stream};
 
 use crate::group::{GROUPS, GroupHandle, check_header, text};
@@ -92,10 +92,7 @@ fn with<R>(
     handle: *const OperationHandle,
     body: impl FnOnce(&mut AnyOperation) -> Result<R, Error>,
 ) -> Result<R, Failure> {
-    let object = OPERATIONS.get(handle.addr())?;
-    let mut operation = lock(&object);
-    let destroyed = || Failure::argument("the operation has been destroyed by another thread");
-    Ok(body(operation.as_mut().ok_or_else(destroyed)?)?)
+    OPERATIONS.with(handle.addr(), body)
 }
 
 /// Prepares an operation: plans and verifies it, and takes memory. Collective.
@@ -139,7 +136,7 @@ pub unsafe extern "C" fn peerlane_operation_prepare(
 
         // SAFETY: the contract of this function says that `operation` points to a handle; NULL has
         // been refused.
-        unsafe { OPERATIONS.give(Mutex::new(Some(prepared)), operation) }
+        unsafe { OPERATIONS.store_into(Mutex::new(Some(prepared)), operation) }
     })
 }
 
@@ -241,7 +238,8 @@ unsafe fn give_all(
 ) -> Result<(), Failure> {
     for (index, operation) in prepared.into_iter().enumerate() {
         // SAFETY: the contract of this function says that there are as many handles.
-        let given = unsafe { OPERATIONS.give(Mutex::new(Some(operation)), to.wrapping_add(index)) };
+        let given =
+            unsafe { OPERATIONS.store_into(Mutex::new(Some(operation)), to.wrapping_add(index)) };
         let Err(failure) = given else { continue };
 
         for stored in 0..index {
@@ -270,9 +268,7 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     let beside_compute = numbers::setting("beside_compute", options.beside_compute)?;
 
     // SAFETY: the contract of this function says that the strings of the options end in zero.
-    let algorithm = unsafe { text(options.algorithm, "algorithm") }?;
-    let algorithm = algorithm.map(str::parse).transpose();
-    let algorithm = algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))?;
+    let algorithm = unsafe { algorithm_of(options.algorithm) }?;
 
     let timeout = milliseconds("timeout_ms", options.timeout_ms)?;
     // SAFETY: the contract of this function says that the lists are NULL or have one number for
@@ -345,6 +341,17 @@ pub(crate) unsafe fn list_at<'l>(list: *const usize, len: usize) -> Option<&'l [
     // SAFETY: it is not NULL, and the contract of this function says that it has `len` numbers
     // then.
     Some(unsafe { std::slice::from_raw_parts(list, len) })
+}
+
+/// Returns the algorithm of a name, or `None` for NULL.
+///
+/// # Safety
+/// `name` is NULL or ends in zero.
+pub(crate) unsafe fn algorithm_of(name: *const c_char) -> Result<Option<Algorithm>, Failure> {
+    // SAFETY: this function has the same contract.
+    let name = unsafe { text(name, "algorithm") }?;
+    let algorithm = name.map(str::parse).transpose();
+    algorithm.map_err(|error| Failure::argument(format!("algorithm: {error}")))
 }
 
 /// Returns the window of a handle, or `None` for NULL.

@@ -78,7 +78,7 @@ unsafe fn open<A>(
         let window = Mutex::new(Some(body(of_group, arguments)?));
         // SAFETY: the contract of this function says that `to` is valid for writes; NULL has been
         // refused.
-        unsafe { WINDOWS.give(WindowObject { window, group }, to) }
+        unsafe { WINDOWS.store_into(WindowObject { window, group }, to) }
     })
 }
 

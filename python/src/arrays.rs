@@ -184,6 +184,7 @@ fn described(name: &str, tensor: &Tensor) -> PyResult<(usize, usize, &'static st
              or complex numbers or booleans of whole bytes"
         )));
     };
+
     let Some(layout) = tensor.layout() else {
         return Err(invalid_argument(format!(
             "{name} is not contiguous; copy it first, such as with `ascontiguousarray`"

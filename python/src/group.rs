@@ -139,8 +139,8 @@ impl Group {
         Rank::at(self.ranks).0
     }
 
-    /// Drops the error of telling a refusal: the caller raises its own error, unless Ctrl-C has
-    /// ended the wait for the other ranks.
+    /// Ignores the error of a call that tells the other ranks of a refusal, because the caller
+    /// raises its own one. Ctrl-C, which ends the wait for the other ranks, stays an error.
     fn without_own_error(py: Python<'_>, told: PyResult<()>) -> PyResult<()> {
         told.or_else(|failed| match failed.is_instance_of::<PyException>(py) {
             true => Ok(()),

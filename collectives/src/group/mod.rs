@@ -496,6 +496,12 @@ impl Group {
 }
 
 impl Setup {
+    /// Returns the kind of engines that the group names, if it names one.
+    fn named_engine(&self) -> Option<&EngineKind> {
+        let name = self.engine.as_deref()?;
+        self.engines.iter().find(|engine| engine.is_named(name))
+    }
+
     fn fabrics<'s>(&'s self, runtime: &'s Runtime) -> Fabrics<'s> {
         let life = &runtime.life;
         let (rank, network) = (life.bootstrap.rank(), self.network.as_deref());

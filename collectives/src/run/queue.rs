@@ -273,15 +273,26 @@ impl Queue {
         action: &str,
         call: impl FnOnce(&mut dyn StreamOrdered<Error = DynError>) -> Result<R, DynError>,
     ) -> Result<R, Error> {
-        let (backend, kind) = (self.backend, self.engine.caps().kind);
-        let Some(streams) = self.engine.streams() else {
-            let text = format!(
-                "{kind} engines of the backend {backend} cannot run on a stream; {instead}"
-            );
-            return Err(Error::new(ErrorKind::Mismatch, text));
-        };
-        call(streams).map_err(|error| Error::of_fabric(action, error))
+        with_streams(&mut self.engine, self.backend, instead, action, call)
     }
+}
+
+/// Calls an engine as one that is ordered against streams. For errors, `action` says what the call
+/// does, and `instead` what a caller can do without streams.
+pub(crate) fn with_streams<R>(
+    engine: &mut DynEngine,
+    backend: BackendId,
+    instead: &str,
+    action: &str,
+    call: impl FnOnce(&mut dyn StreamOrdered<Error = DynError>) -> Result<R, DynError>,
+) -> Result<R, Error> {
+    let kind = engine.caps().kind;
+    let Some(streams) = engine.streams() else {
+        let text =
+            format!("{kind} engines of the backend {backend} cannot run on a stream; {instead}");
+        return Err(Error::new(ErrorKind::Mismatch, text));
+    };
+    call(streams).map_err(|error| Error::of_fabric(action, error))
 }
 
 /// A holder of a queue, whose work can be ordered between two pieces of work on a stream of the

@@ -269,7 +269,8 @@ fn expected_error(
     full.map(|to| (ErrorKind::InvalidArgument, Some(Rank::at(to))))
 }
 
-/// Ranks give any lists, and every start moves all data or none on all ranks.
+/// Ranks give random lists, right and wrong ones. Every start moves the data of all ranks, or is an
+/// error on all ranks.
 #[test]
 fn any_lists_are_refused_alike_or_move_what_they_say() {
     for ranks in 1..=5 {

@@ -243,8 +243,7 @@ fn engines(
     let mut lanes = Vec::new();
 
     let setup = &group.setup;
-    let kind = setup.engine.as_deref();
-    let kind = kind.and_then(|name| setup.engines.iter().find(|engine| engine.is_named(name)));
+    let kind = setup.named_engine();
     for tier in [Tier::Local, Tier::Network] {
         let fabric = match (tier, &group.setup.network) {
             (Tier::Local, _) => &group.setup.fabric,

@@ -89,6 +89,15 @@ impl fmt::Debug for Location {
 }
 
 impl Memory {
+    fn from_address(address: NonNull<u8>, dtype: DType, len: usize) -> Self {
+        Self { location: Location::Address(address), dtype, unit: 1, len }
+    }
+
+    fn in_units(self, unit: usize) -> Self {
+        let unit = unit.max(1);
+        Self { unit, len: self.len / unit, ..self }
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.len.saturating_mul(self.unit * self.dtype.bytes())
     }
@@ -140,7 +149,7 @@ impl Input<'_> {
     /// stream, it stays allocated and nobody writes to it. If the call is recorded into a graph,
     /// this holds for every replay.
     pub unsafe fn from_address(address: NonNull<u8>, dtype: DType, len: usize) -> Self {
-        Self::new(Some(Memory { location: Location::Address(address), dtype, unit: 1, len }))
+        Self::new(Some(Memory::from_address(address, dtype, len)))
     }
 
     /// Makes `unit` elements of the type one element of the call, such as 16 bytes of a complex
@@ -149,11 +158,8 @@ impl Input<'_> {
     /// The lengths of blocks then count such elements. The length of the memory is a multiple of
     /// `unit`, or is rounded down.
     #[must_use]
-    pub fn in_units(mut self, unit: usize) -> Self {
-        if let Some(memory) = &mut self.memory {
-            (memory.unit, memory.len) = (unit.max(1), memory.len / unit.max(1));
-        }
-        self
+    pub fn in_units(self, unit: usize) -> Self {
+        Self::new(self.memory.map(|memory| memory.in_units(unit)))
     }
 }
 
@@ -168,7 +174,7 @@ impl Output<'_> {
     /// As [`Input::from_address`], for memory that this rank can also write and that nobody else
     /// reads.
     pub unsafe fn from_address(address: NonNull<u8>, dtype: DType, len: usize) -> Self {
-        Self::new(Some(Memory { location: Location::Address(address), dtype, unit: 1, len }))
+        Self::new(Some(Memory::from_address(address, dtype, len)))
     }
 
     /// Makes `unit` elements of the type one element of the call, such as 16 bytes of a complex
@@ -177,16 +183,13 @@ impl Output<'_> {
     /// The lengths of blocks then count such elements. The length of the memory is a multiple of
     /// `unit`, or is rounded down.
     #[must_use]
-    pub fn in_units(mut self, unit: usize) -> Self {
-        if let Some(memory) = &mut self.memory {
-            (memory.unit, memory.len) = (unit.max(1), memory.len / unit.max(1));
-        }
-        self
+    pub fn in_units(self, unit: usize) -> Self {
+        Self::new(self.memory.map(|memory| memory.in_units(unit)))
     }
 }
 
 fn memory_of<T: Element>(base: NonNull<T>, len: usize) -> Memory {
-    Memory { location: Location::Address(base.cast()), dtype: T::DTYPE, unit: 1, len }
+    Memory::from_address(base.cast(), T::DTYPE, len)
 }
 
 impl<'m, T: Element> From<&'m [T]> for Input<'m> {

@@ -36,6 +36,7 @@ use self::start::OpenCall;
 use super::Group;
 use super::agreement::{Offer, agree};
 use super::operation::{BlockLens, Part, UntypedOperation};
+use super::runtime::Runtime;
 use super::stats::CallCounts;
 use super::window::{Inner, Window};
 use crate::collective::Collective;
@@ -129,6 +130,7 @@ pub(super) struct Calls {
     counts: CallCounts,
 }
 
+/// An operation that is kept, and the calls that it has made.
 struct Entry {
     operation: Arc<Kept>,
     /// The lengths and places that the ranks have compared.
@@ -136,6 +138,55 @@ struct Entry {
     /// The lengths and places of the last call, and whether the ranks have compared them by
     /// messages.
     last: Option<(Start, bool)>,
+}
+
+impl Entry {
+    fn new(operation: UntypedOperation) -> Self {
+        Self {
+            operation: Kept::new(Prepared::Operation(Box::new(operation))),
+            compared: RecentMap::new(STARTS_MAX),
+            last: None,
+        }
+    }
+
+    /// Sets the lengths and places of the next start, which ranks have compared or compare in the
+    /// start. Returns false if they would have to exchange messages but may not.
+    fn set_start(
+        &mut self,
+        runtime: &Runtime,
+        key: &Key,
+        start: Start,
+        when: When,
+        (timeout, may_exchange): (Duration, bool),
+    ) -> Result<bool, Error> {
+        let mut operation = self.operation.lock();
+        operation.set_timeout(timeout);
+
+        // Where the host does not look at the flags before bytes move, messages compare the starts.
+        let needs_comparison = when != When::OnHost || !operation.compares_before_copies();
+        if let Some((last, is_compared)) = &self.last
+            && *last == start
+            && (*is_compared || !needs_comparison)
+        {
+            return Ok(true);
+        }
+
+        if needs_comparison && self.compared.find(&start).is_none() {
+            if !may_exchange {
+                return Ok(false);
+            }
+            let label = format!("an immediate {}", key.collective);
+            let deadline = Deadline::after(timeout);
+            agree(runtime, &label, Ok(compared_fields(key, &start)), deadline)?;
+            self.compared.insert(start.clone(), ());
+        }
+
+        let resized = resize(&mut operation, key, &start);
+        resized.inspect_err(|error| operation.note_refusal(error))?;
+        drop(operation);
+        self.last = Some((start, needs_comparison));
+        Ok(true)
+    }
 }
 
 impl Default for Calls {
@@ -159,6 +210,18 @@ impl Calls {
             copy_bytes: self.staging.bytes(),
             ..self.counts
         }
+    }
+
+    /// Returns the operations among which that of a key is kept.
+    fn kept(&mut self, key: &Key) -> &mut RecentMap<Key, Entry> {
+        if key.is_recorded { &mut self.recorded } else { &mut self.operations }
+    }
+
+    /// Counts a call.
+    fn count(&mut self, is_known: bool, is_staged: bool) {
+        self.counts.calls += 1;
+        self.counts.hits += u64::from(is_known);
+        self.counts.copied += u64::from(is_staged);
     }
 
     /// Returns whether an operation of a collective is kept, whatever its root.
@@ -502,10 +565,9 @@ impl Immediate<'_> {
         let begins = placed.begins.map(|begin| usize::try_from(begin).unwrap_or(usize::MAX) / size);
         let start = Start { lens: shape.lens, begins };
 
-        let Some(operation) = self.operation(&key, start, &placed, when)? else { return Ok(None) };
-        let counts = &mut self.group.immediate.counts;
-        counts.calls += 1;
-        counts.copied += u64::from(is_staged);
+        let found = self.operation(&key, start, &placed, when)?;
+        let Some((operation, is_known)) = found else { return Ok(None) };
+        self.group.immediate.count(is_known, is_staged);
         Ok(Some(Ready { operation, placed, is_staged }))
     }
 
@@ -575,72 +637,31 @@ impl Immediate<'_> {
         }
     }
 
-    /// Returns the operation of a key with the lengths and places of `start`, which ranks have
-    /// compared or compare in the start. Returns `None` if it would have to exchange messages but
-    /// may not.
+    /// Returns the operation of a key with the lengths and places of `start`, and whether it was
+    /// kept. Returns `None` if it would have to exchange messages but may not.
     fn operation(
         &mut self,
         key: &Key,
         start: Start,
         placed: &Placed,
         when: When,
-    ) -> Result<Option<Arc<Kept>>, Error> {
-        let is_known = self.kept(key).find(key).is_some();
-        if !is_known {
+    ) -> Result<Option<(Arc<Kept>, bool)>, Error> {
+        let mut is_known = true;
+        loop {
+            let (group, limits) = (&mut *self.group, (self.timeout, self.may_exchange));
+            if let Some(entry) = group.immediate.kept(key).find(key) {
+                let is_set = entry.set_start(&group.runtime, key, start, when, limits)?;
+                return Ok(is_set.then(|| (Arc::clone(&entry.operation), is_known)));
+            }
+
             if !self.may_exchange {
                 return Ok(None);
             }
-
-            let operation = self.prepare(key, placed)?;
-            let entry = Entry {
-                operation: Kept::new(Prepared::Operation(Box::new(operation))),
-                compared: RecentMap::new(STARTS_MAX),
-                last: None,
-            };
+            let entry = Entry::new(self.prepare(key, placed)?);
+            is_known = false;
             // Its memory can be used again when all ranks have dropped it.
-            drop(self.kept(key).insert(key.clone(), entry));
+            drop(self.group.immediate.kept(key).insert(key.clone(), entry));
         }
-
-        let (group, timeout) = (&mut *self.group, self.timeout);
-        let runtime = &group.runtime;
-        let calls = &mut group.immediate;
-        let kept = if key.is_recorded { &mut calls.recorded } else { &mut calls.operations };
-        let entry = kept.find(key).expect("it was found or inserted");
-        let mut operation = entry.operation.lock();
-        operation.set_timeout(timeout);
-
-        // Where the host does not look at the flags before bytes move, messages compare the starts.
-        let needs_comparison = when != When::OnHost || !operation.compares_before_copies();
-        if let Some((last, is_compared)) = &entry.last
-            && *last == start
-            && (*is_compared || !needs_comparison)
-        {
-            calls.counts.hits += u64::from(is_known);
-            drop(operation);
-            return Ok(Some(Arc::clone(&entry.operation)));
-        }
-
-        if needs_comparison && entry.compared.find(&start).is_none() {
-            if !self.may_exchange {
-                return Ok(None);
-            }
-            let label = format!("an immediate {}", key.collective);
-            let deadline = Deadline::after(timeout);
-            agree(runtime, &label, Ok(compared_fields(key, &start)), deadline)?;
-            entry.compared.insert(start.clone(), ());
-        }
-
-        let resized = resize(&mut operation, key, &start);
-        resized.inspect_err(|error| operation.note_refusal(error))?;
-        drop(operation);
-        calls.counts.hits += u64::from(is_known);
-        entry.last = Some((start, needs_comparison));
-        Ok(Some(Arc::clone(&entry.operation)))
-    }
-
-    fn kept(&mut self, key: &Key) -> &mut RecentMap<Key, Entry> {
-        let calls = &mut self.group.immediate;
-        if key.is_recorded { &mut calls.recorded } else { &mut calls.operations }
     }
 
     /// Prepares an operation for all calls with this key.

@@ -142,9 +142,7 @@ impl Immediate<'_> {
             exchanged?;
 
             let Checked { input, output, .. } = checked?;
-            let counts = &mut self.group.immediate.counts;
-            (counts.calls, counts.copied) = (counts.calls + 1, counts.copied + 1);
-            counts.hits += u64::from(is_known);
+            self.group.immediate.count(is_known, true);
             return Ok(Ready {
                 operation,
                 placed: placed(&window, &input, &output),

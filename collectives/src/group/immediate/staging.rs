@@ -26,6 +26,7 @@ use crate::group::Group;
 use crate::group::agreement::{Offer, agree};
 use crate::group::window::{self, Inner};
 use crate::plan::Tier;
+use crate::run::queue;
 
 /// The least size of a window for copies, in bytes.
 const WINDOW_BYTES_MIN: u64 = 1 << 16;
@@ -167,10 +168,8 @@ impl Group {
     pub(super) fn staging_engine(&mut self) -> Result<(), Error> {
         if self.immediate.staging.copier.0.is_none() {
             let setup = &self.setup;
-            let kind = setup.engine.as_deref();
-            let kind = kind.and_then(|name| setup.engines.iter().find(|one| one.is_named(name)));
             let engine = setup.fabric.engine(EngineRequirements {
-                kind: kind.and_then(|engine| engine.kind(Tier::Local)),
+                kind: setup.named_engine().and_then(|engine| engine.kind(Tier::Local)),
                 streams: true,
                 ..EngineRequirements::default()
             });
@@ -246,14 +245,8 @@ impl StagingEngine {
         action: &str,
         call: impl FnOnce(&mut dyn StreamOrdered<Error = DynError>) -> Result<R, DynError>,
     ) -> Result<R, Error> {
-        let (backend, kind) = (self.fabric.backend(), self.engine.caps().kind);
-        let Some(streams) = self.engine.streams() else {
-            let text = format!(
-                "{kind} engines of the backend {backend} cannot run on a stream; use `run`"
-            );
-            return Err(Error::new(ErrorKind::Mismatch, text));
-        };
-        call(streams).map_err(|error| Error::of_fabric(action, error))
+        let backend = self.fabric.backend();
+        queue::with_streams(&mut self.engine, backend, "use `run`", action, call)
     }
 
     fn capture_state(&mut self, stream: &dyn Any) -> Result<CaptureState, Error> {

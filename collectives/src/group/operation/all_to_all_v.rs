@@ -81,8 +81,8 @@ impl<'g, T> AllToAllVBuilder<'g, T> {
         Self { builder: self.builder.outputs(outputs), ..self }
     }
 
-    /// Sets how long the exchange of the counts and the start after it may take, each, before the
-    /// group ends. The default is the timeout of the group.
+    /// Sets the timeout of the exchange of the counts, and that of the start after it. If either
+    /// passes, the group ends. The default is the timeout of the group.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { builder: self.builder.timeout(timeout), ..self }
@@ -370,7 +370,7 @@ impl<T> AllToAllV<T> {
         Ok(())
     }
 
-    /// Sets how long the exchange of the counts and the start after it may take, each.
+    /// Sets the timeout of the exchange of the counts, and that of the start after it.
     pub(in crate::group) fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
         self.counts.set_timeout(timeout);
