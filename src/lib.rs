@@ -1,5 +1,5 @@
 //! Peerlane runs collectives on copy engines and network adapters, so that all compute units stay
-//! free for kernels.
+//! free for kernels, and on launches of few blocks of threads where these are faster.
 //!
 //! A [`Group`] connects ranks over a fabric: [`host`] for threads and processes of one machine, and
 //! NVLink, XGMI and RDMA with the features `cuda`, `rocm` and `rdma`. [`from_env`] joins the ranks
@@ -76,7 +76,7 @@ pub use peerlane_host as host;
 /// The crate `peerlane-planning` has the tools for those who choose hardware, write schedules or
 /// explain a measurement: it builds plans, proves them, predicts their time and simulates them.
 pub mod planning {
-    pub use peerlane_collectives::cost::{Calibration, Choice, Form, Link, Links};
+    pub use peerlane_collectives::cost::{Calibration, Choice, Form, Link, Links, Transfer};
     pub use peerlane_collectives::plan::{FlagOrder, LaneId, Tier};
 }
 

@@ -15,6 +15,7 @@ use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{DeviceContext, shared_queues};
 
 use crate::error::Error;
+use crate::fused::StartKernels;
 use crate::reduce::Kernels;
 use crate::sys::{self, CUcontext, CUdevice, CUresult, CUuuid, Driver};
 
@@ -341,6 +342,7 @@ pub struct Context {
     is_second: bool,
     label: Arc<str>,
     pub(crate) kernels: OnceLock<Kernels>,
+    pub(crate) starts: StartKernels,
 }
 
 /// The second CUDA context of each device, shared by all engines because a context takes half a GiB of device memory.
@@ -363,8 +365,9 @@ impl Context {
         if code != sys::CUDA_SUCCESS {
             return Err(Error::driver(driver, "cuDevicePrimaryCtxRetain", Some(&label), code));
         }
-        let kernels = OnceLock::new();
-        Ok(Arc::new(Self { driver, device, info, raw, is_second: false, label, kernels }))
+        let (kernels, starts) = (OnceLock::new(), StartKernels::default());
+        let is_second = false;
+        Ok(Arc::new(Self { driver, device, info, raw, is_second, label, kernels, starts }))
     }
 
     pub(crate) fn second(&self) -> Result<Option<Arc<Self>>, Error> {
@@ -385,8 +388,9 @@ impl Context {
         let code = unsafe { pop(&raw mut popped) };
         self.check("cuCtxPopCurrent_v2", code)?;
         let (driver, device, label) = (self.driver, self.device, Arc::clone(&self.label));
-        let (info, kernels) = (self.info.clone(), OnceLock::new());
-        let context = Self { driver, device, info, raw, is_second: true, label, kernels };
+        let (info, is_second) = (self.info.clone(), true);
+        let (kernels, starts) = (OnceLock::new(), StartKernels::default());
+        let context = Self { driver, device, info, raw, is_second, label, kernels, starts };
         let context = Arc::new(context);
         contexts.insert(device, Arc::downgrade(&context));
         Ok(Some(context))

@@ -47,6 +47,10 @@ const SELF_COPY_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
 /// its branches one after the other.
 const CAPTURED_SIDES_MAX: usize = 1;
 
+/// A graph runs copies and memory operations as nodes, with branches for copies at the same time. A start of 64 MiB took 9 µs
+/// longer in a graph on 2 × H200, and 20 µs on 4 × H200 (docs/perf/captured-starts.md, docs/perf/fused-starts.md).
+const CAPTURED_SECONDS: f64 = 12e-6;
+
 /// The largest pitch that devices accept (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
 const ROW_PITCH_MAX: u64 = i32::MAX as u64;
 
@@ -65,6 +69,10 @@ unsafe impl StreamDevice for Context {
             self_copy_link_captured_bytes_max: Some(SELF_COPY_LINK_CAPTURED_BYTES_MAX),
             shared_queues: connections(),
         })
+    }
+
+    fn captured_seconds(&self) -> f64 {
+        CAPTURED_SECONDS
     }
 
     fn second_context(&self) -> Result<Option<Arc<Self>>, Error> {

@@ -37,6 +37,9 @@ pub struct Options {
     /// multiprocessor. With fewer, more compute units stay free, and reductions take longer
     /// (docs/perf/cuda-additions.md).
     pub reduce_blocks: Option<u32>,
+    /// The largest number of blocks of 512 threads that run a start as one launch; `None` takes as
+    /// many as are useful. It must be equal on all ranks.
+    pub fused_blocks: Option<u32>,
 }
 
 impl PeerOptions for Options {
@@ -103,8 +106,10 @@ unsafe impl PeerDevice for Context {
         probe_signal(self, flag)
     }
 
-    fn offers(context: &Arc<Self>, _: &Options) -> Result<Vec<EngineOffer>, Error> {
-        Ok(vec![streams::offer(&**context)?])
+    fn offers(context: &Arc<Self>, options: &Options) -> Result<Vec<EngineOffer>, Error> {
+        let streams = streams::offer(&**context)?;
+        let kernels = streams::fused_offer(&**context, &streams, options.fused_blocks);
+        Ok([streams].into_iter().chain(kernels).collect())
     }
 
     fn engine(

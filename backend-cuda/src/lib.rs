@@ -56,6 +56,7 @@ mod device;
 mod engine;
 mod error;
 mod fabric;
+mod fused;
 #[cfg(feature = "cudarc")]
 mod interop;
 mod key;

@@ -157,6 +157,13 @@ table! {
 }
 
 impl Driver {
+    /// Returns whether the driver loads and launches kernels.
+    pub(crate) fn has_kernels(&self) -> bool {
+        self.module_load_data_ex.is_some()
+            && self.module_get_function.is_some()
+            && self.launch_kernel.is_some()
+    }
+
     /// Returns the driver's name and explanation of a result code, both empty for a code that the driver does
     /// not know.
     pub(crate) fn name_of(&self, code: CUresult) -> (String, String) {

@@ -19,7 +19,14 @@ pub fn stats_json(stats: &GroupStats) -> String {
         "calls": counts.calls, "hits": counts.hits, "copied": counts.copied, "operations": counts.operations,
         "copy_bytes": counts.copy_bytes,
     });
-    json!({ "memory": memory, "immediate": immediate }).to_string()
+    let paths = stats.paths.iter().map(|path| {
+        json!({
+            "collective": path.collective, "form": path.form.map(Form::name), "algorithm": path.algorithm.name(),
+            "engine": path.engine, "calls": path.calls,
+        })
+    });
+    let paths: Vec<_> = paths.collect();
+    json!({ "memory": memory, "immediate": immediate, "paths": paths }).to_string()
 }
 
 /// Returns the report as JSON, with the fields of the JSON lines of the program `peerlane`.
@@ -47,7 +54,7 @@ pub(crate) fn json(report: &Report) -> Value {
         "chunks": report.chunks, "outputs": report.outputs, "capturable": report.capturable,
         "input_bytes": report.input_bytes, "output_bytes": report.output_bytes, "total_bytes": report.total_bytes,
         "memory": report.memory.iter().map(memory_json).collect::<Vec<_>>(),
-        "lanes": lanes.collect::<Vec<_>>(), "tiers": tiers.collect::<Vec<_>>(),
+        "launch": report.launch.map(|launch| launch.to_string()), "lanes": lanes.collect::<Vec<_>>(), "tiers": tiers.collect::<Vec<_>>(),
         "fallbacks": report.fallbacks.iter().map(ToString::to_string).collect::<Vec<_>>(), "proof": report.proof,
     })
 }

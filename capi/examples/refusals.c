@@ -50,7 +50,7 @@ static void operations(peerlane_group *group, peerlane_window *of_another) {
     PREPARE_REFUSED(header_version, 77, "header_version is 77");
     PREPARE_REFUSED(collective, 99, "collective is 99, expected 0 to 9");
     PREPARE_REFUSED(dtype, 99, "dtype is 99, expected 0 to 15");
-    PREPARE_REFUSED(reduction, 99, "reduction is 99, expected 0 to 3");
+    PREPARE_REFUSED(reduction, 99, "reduction is 99, expected 0 to 5");
     PREPARE_REFUSED(engine, "warp", "engine is \"warp\", expected a kind that all ranks offer: processor");
     PREPARE_REFUSED(beside_compute, 99, "beside_compute is 99, expected 0 to 2");
     PREPARE_REFUSED(algorithm, "guess", "guess");
@@ -182,7 +182,7 @@ static void calls(peerlane_group *group, peerlane_window *of_another) {
     CALL_REFUSED(collective, 99, "collective is 99, expected 0 to 9");
     CALL_REFUSED(dtype, 99, "dtype is 99, expected 0 to 15");
     CALL_REFUSED(dtype, PEERLANE_DTYPE_F8E4M3, "f8e4m3");
-    CALL_REFUSED(reduction, 99, "reduction is 99, expected 0 to 3");
+    CALL_REFUSED(reduction, 99, "reduction is 99, expected 0 to 5");
     CALL_REFUSED(beside_compute, 99, "beside_compute is 99, expected 0 to 2");
     CALL_REFUSED(timeout_ms, (uint64_t)-3, "timeout_ms is 18446744073709551613");
     CALL_REFUSED(input, NULL, "input is NULL, expected the address of 4 elements");

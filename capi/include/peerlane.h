@@ -140,6 +140,10 @@ typedef enum {
   // The sum divided by the number of ranks, for floating-point types. It is NaN if any element
   // is.
   PEERLANE_REDUCTION_AVERAGE = 3,
+  // The largest element, or NaN if any element is NaN, as by `torch.maximum`.
+  PEERLANE_REDUCTION_MAXIMUM = 4,
+  // The smallest element, or NaN if any element is NaN, as by `torch.minimum`.
+  PEERLANE_REDUCTION_MINIMUM = 5,
 } peerlane_reduction;
 
 // Says whether an option of an operation is on, off or as in its group.
@@ -595,6 +599,9 @@ peerlane_status peerlane_group_barrier(peerlane_group *group);
 // `immediate` counts the immediate calls: `calls`, of which `hits` found an operation that the
 // group keeps, and `copied` copied memory; `operations` that the group keeps, and the `copy_bytes`
 // of its memory for copies.
+//
+// `paths` is a list with an object for each way in which immediate calls ran: `collective`, `form`
+// of an all-reduce or null, `algorithm`, `engine`, and the number of `calls`.
 //
 // # Safety
 // `buffer` is NULL or has `size` bytes.

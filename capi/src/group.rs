@@ -347,6 +347,9 @@ pub extern "C" fn peerlane_group_barrier(group: *mut GroupHandle) -> Status {
 /// group keeps, and `copied` copied memory; `operations` that the group keeps, and the `copy_bytes`
 /// of its memory for copies.
 ///
+/// `paths` is a list with an object for each way in which immediate calls ran: `collective`, `form`
+/// of an all-reduce or null, `algorithm`, `engine`, and the number of `calls`.
+///
 /// # Safety
 /// `buffer` is NULL or has `size` bytes.
 #[unsafe(no_mangle)]

@@ -84,6 +84,10 @@ pub enum ReductionNumber {
     /// The sum divided by the number of ranks, for floating-point types. It is NaN if any element
     /// is.
     Average = 3,
+    /// The largest element, or NaN if any element is NaN, as by `torch.maximum`.
+    Maximum = 4,
+    /// The smallest element, or NaN if any element is NaN, as by `torch.minimum`.
+    Minimum = 5,
 }
 
 /// Says whether an option of an operation is on, off or as in its group.
@@ -126,6 +130,8 @@ impl ReductionNumber {
             Operator::Max => Self::Max,
             Operator::Min => Self::Min,
             Operator::Average => Self::Average,
+            Operator::Maximum => Self::Maximum,
+            Operator::Minimum => Self::Minimum,
             #[cfg(not(peerlane_workspace))]
             _ => unreachable!("this library is built with the operators of its own version"),
         }

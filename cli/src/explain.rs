@@ -21,8 +21,8 @@ use crate::units::Size;
 /// a node and 400 Gb/s RDMA between nodes.
 #[derive(Args, Clone, Debug)]
 #[command(mut_arg("flags", |arg| arg.help(
-    "Set the order of signals: prompt (one after each put) or batched (all together) [default: \
-     batched, or prompt with a calibration of the backend host]"
+    "Set the order of signals: prompt (one after each put), batched (all together) or network-first \
+     (as batched, and what comes from other nodes is awaited first) [default: batched, or prompt with a calibration of the backend host]"
 )))]
 pub(crate) struct Options {
     /// Set the nodes, given as 2x4 (2 nodes of 4 ranks), 3+1+2 (ranks of each node) or 0,0,1,1
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     block_bytes: Vec<Size>,
     /// Select the algorithm, either auto (the lowest predicted time), direct, pull, ring,
-    /// double-ring, hierarchical, hierarchical-ring or recursive-doubling
+    /// double-ring, hierarchical, hierarchical-ring, recursive-doubling or scatter-all-gather
     #[arg(long, default_value = "auto", value_name = "NAME")]
     algorithm: AlgorithmChoice,
     #[command(flatten)]
@@ -79,6 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         forms.iter().map(move |(goal, block_bytes)| Variant {
             engine: &links.engine,
             form: goal.form,
+            transfer: None,
             question: Question {
                 topology,
                 block_bytes,

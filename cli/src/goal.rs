@@ -5,7 +5,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use peerlane::collective::Collective;
 use peerlane::group::BlockLens;
 use peerlane::{Error, ErrorKind, Rank};
-use peerlane_planning::cost::Form;
+use peerlane_planning::cost::{Form, Transfer};
 use peerlane_planning::layout::{BlockBytes, Layout, Lengths};
 
 use crate::error::{Failure, Result};
@@ -69,6 +69,13 @@ pub(crate) fn form_parser() -> impl TypedValueParser<Value = Form> {
     let names = forms.iter().map(form_name);
     let find = move |name: String| forms.into_iter().find(|form| form_name(form) == name);
     PossibleValuesParser::new(names).map(move |name| find(name).expect("one of the names"))
+}
+
+/// Returns a parser for the ways in which the data of fused starts moves.
+pub(crate) fn transfer_parser() -> impl TypedValueParser<Value = Transfer> {
+    let find = |name: String| Transfer::ALL.into_iter().find(|one| one.name() == name);
+    PossibleValuesParser::new(Transfer::ALL.map(Transfer::name))
+        .map(move |name| find(name).expect("one of the names"))
 }
 
 impl Goal {

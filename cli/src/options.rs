@@ -72,8 +72,13 @@ pub(crate) struct PlanOptions {
     /// that tell peers that a buffer is free
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub(crate) outputs: u32,
-    /// Set when a rank signals its peers, either prompt (after each put) or batched (once after all
-    /// puts) [default: prompt]
+    /// Set the number of inboxes of a reduction to 1, or to 2, which saves the flags that tell
+    /// peers that an inbox is free, while every start writes to the same output
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+    pub(crate) inboxes: u32,
+    /// Set when a rank signals its peers, either prompt (after each put), batched (once after all
+    /// puts), or network-first (as batched, and what comes from other nodes is awaited first)
+    /// [default: prompt]
     #[arg(long, value_name = "ORDER", value_parser = parse_flags)]
     pub(crate) flags: Option<FlagOrder>,
     /// Print the result as one JSON object
@@ -89,6 +94,7 @@ impl PlanOptions {
             chunks: 1,
             in_place: self.in_place,
             outputs: self.outputs,
+            inboxes: self.inboxes,
             flags: self.flags.unwrap_or(flags),
             tiers,
         }

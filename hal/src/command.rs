@@ -160,6 +160,27 @@ impl StartValues<'_> {
     }
 }
 
+/// The [ops](crate::FusedOps) of the starts of an operation, as commands.
+#[derive(Debug)]
+pub struct FusedCommands<'a> {
+    /// The commands of a start, in the order in which they take effect.
+    pub commands: Commands<'a>,
+    /// What even starts and odd starts add to the numbers of the commands.
+    pub starts: [StartValues<'a>; 2],
+    /// The memory of this rank into which peers put tagged data, and its length in bytes, or `None`
+    /// if data is not tagged.
+    pub slots: Option<(RegionOffset, u64)>,
+    /// The region and the first of two adjacent words in flags of this rank, in which the device
+    /// counts the starts.
+    pub counter: (u32, u64),
+    /// The number of blocks of threads, equal on all ranks.
+    pub blocks: u32,
+    /// The largest value that a flag can have before the first start, equal on all ranks.
+    pub base: u64,
+    /// The number of low bits that hold a digest in the values of signals.
+    pub digest_bits: u32,
+}
+
 /// Regions by number, each with the offset of the first byte that commands can name.
 pub(crate) type Numbered<M> = Vec<Option<(M, u64)>>;
 

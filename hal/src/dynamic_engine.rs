@@ -7,14 +7,16 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::command::{
-    Command, Commands, Direction, FlagValues, Numbered, RegionFlag, RegionOffset, Regions,
-    StartValues,
+    Command, Commands, Direction, FlagValues, FusedCommands, Numbered, RegionFlag, RegionOffset,
+    Regions, StartValues,
 };
 use crate::dynamic_error::{DynError, WrongType, wrong_type};
 use crate::engine::{
-    At, Caps, CaptureState, CopyEngine, Flag, Op, Reducer, Rows, StreamOrdered, Ticket,
+    At, Caps, CaptureState, CopyEngine, Flag, FusedEngine, FusedOps, FusedStarts, Op, Reducer,
+    Rows, StreamOrdered, Ticket,
 };
 use crate::error::{Error, ErrorKind};
+use crate::fused::{Launch, ProgressReader};
 use crate::key::BackendId;
 use crate::memory::{DynImport, DynRegion, Region};
 use crate::rank::Rank;
@@ -86,6 +88,35 @@ impl DynEngine {
     ) -> u64 {
         self.0.compute_bytes_of(regions, commands, start, captured)
     }
+
+    /// Compiles the commands of fused starts, as [`compile`](crate::FusedStarts::compile).
+    ///
+    /// # Errors
+    /// As [`compile`](crate::FusedStarts::compile); [`Unavailable`](ErrorKind::Unavailable) if the
+    /// engine has no fused starts; [`InvalidArgument`](ErrorKind::InvalidArgument) if a command
+    /// names a region that is not bound.
+    pub fn compile_commands(
+        &mut self,
+        regions: &BoundRegions,
+        fused: &FusedCommands<'_>,
+    ) -> Result<Launch, DynError> {
+        self.0.compile_commands(regions, fused)
+    }
+
+    /// Compiles commands to a program that later starts make instead of the one of this number, as
+    /// [`replace`](crate::FusedStarts::replace).
+    ///
+    /// # Errors
+    /// As [`replace`](crate::FusedStarts::replace), and as
+    /// [`compile_commands`](Self::compile_commands).
+    pub fn replace_commands(
+        &mut self,
+        program: usize,
+        regions: &BoundRegions,
+        fused: &FusedCommands<'_>,
+    ) -> Result<(), DynError> {
+        self.0.replace_commands(program, regions, fused)
+    }
 }
 
 impl fmt::Debug for DynEngine {
@@ -150,6 +181,10 @@ unsafe impl CopyEngine for DynEngine {
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = DynError>> {
         self.0.streams()
     }
+
+    fn fused(&mut self) -> Option<&mut FusedEngine<Self>> {
+        self.0.fused()
+    }
 }
 
 trait ErasedEngine: Send {
@@ -178,6 +213,18 @@ trait ErasedEngine: Send {
         start: &StartValues<'_>,
         captured: bool,
     ) -> u64;
+    fn compile_commands(
+        &mut self,
+        regions: &BoundRegions,
+        fused: &FusedCommands<'_>,
+    ) -> Result<Launch, DynError>;
+    fn replace_commands(
+        &mut self,
+        program: usize,
+        regions: &BoundRegions,
+        fused: &FusedCommands<'_>,
+    ) -> Result<(), DynError>;
+    fn fused(&mut self) -> Option<&mut FusedEngine<DynEngine>>;
 }
 
 /// The regions that commands name, with their types.
@@ -486,6 +533,137 @@ where
 
         let ops = regions.ops(commands, start, &mut sources, &mut typed).map(|()| typed);
         ops.map_or(0, |ops| self.engine.compute_bytes(&ops, captured))
+    }
+
+    fn compile_commands(
+        &mut self,
+        regions: &BoundRegions,
+        fused: &FusedCommands<'_>,
+    ) -> Result<Launch, DynError> {
+        self.with_ops(regions, fused, |engine, ops| engine.compile(ops))
+    }
+
+    fn replace_commands(
+        &mut self,
+        program: usize,
+        regions: &BoundRegions,
+        fused: &FusedCommands<'_>,
+    ) -> Result<(), DynError> {
+        self.with_ops(regions, fused, |engine, ops| engine.replace(program, ops))
+    }
+
+    fn fused(&mut self) -> Option<&mut FusedEngine<DynEngine>> {
+        // As for streams.
+        if self.engine.fused().is_none() { None } else { Some(self) }
+    }
+}
+
+impl<E: CopyEngine> TypedEngine<E> {
+    /// Calls a function with the ops of commands.
+    fn with_ops<R>(
+        &mut self,
+        regions: &BoundRegions,
+        fused: &FusedCommands<'_>,
+        call: impl FnOnce(
+            &mut FusedEngine<E>,
+            &FusedOps<'_, E::Local, E::Remote>,
+        ) -> Result<R, E::Error>,
+    ) -> Result<R, DynError>
+    where
+        E::Local: Region,
+        E::Remote: Send + Sync,
+    {
+        let &FusedCommands { commands, ref starts, slots, counter, blocks, base, digest_bits } =
+            fused;
+        let regions = self.typed_regions(regions)?;
+
+        let (mut even_sources, mut odd_sources) = (Vec::new(), Vec::new());
+        let (mut even, mut odd) = (Vec::new(), Vec::new());
+        let slots =
+            slots.map(|(place, bytes)| Ok((regions.local(place.region, place.offset)?, bytes)));
+        let bound = regions
+            .ops(commands, &starts[0], &mut even_sources, &mut even)
+            .and_then(|()| regions.ops(commands, &starts[1], &mut odd_sources, &mut odd))
+            .and_then(|()| slots.transpose())
+            .and_then(|slots| Ok((slots, regions.local(counter.0, 0)?)));
+
+        let (slots, At { region, offset }) = bound.map_err(DynError::new)?;
+        let word = (offset / WORD_BYTES).saturating_add(counter.1);
+        let counter = Flag { region, word };
+        let ops = FusedOps { ops: [&even, &odd], slots, counter, blocks, base, digest_bits };
+        call(self.fused_starts()?, &ops).map_err(DynError::new)
+    }
+
+    /// Calls a function with ops whose regions have their types.
+    fn with_typed_ops<R>(
+        &mut self,
+        ops: &FusedOps<'_, DynRegion, DynImport>,
+        call: impl FnOnce(
+            &mut FusedEngine<E>,
+            &FusedOps<'_, E::Local, E::Remote>,
+        ) -> Result<R, E::Error>,
+    ) -> Result<R, DynError>
+    where
+        E::Local: Region,
+        E::Remote: Send + Sync,
+    {
+        let (mut even_sources, mut odd_sources) = (Vec::new(), Vec::new());
+        let (mut even, mut odd) = (Vec::new(), Vec::new());
+        let typed = typed_ops(ops.ops[0], &mut even_sources, &mut even)
+            .and_then(|()| typed_ops(ops.ops[1], &mut odd_sources, &mut odd))
+            .and_then(|()| match ops.slots {
+                Some((place, bytes)) => Some(Some((typed_at(place)?, bytes))),
+                None => Some(None),
+            })
+            .and_then(|slots| Some((slots, ops.counter.region.typed()?)));
+        let Some((slots, region)) = typed else {
+            return wrong_type(ErrorKind::InvalidArgument, "region of an op", self.backend);
+        };
+
+        let &FusedOps { counter: Flag { word, .. }, blocks, base, digest_bits, .. } = ops;
+        let counter = Flag { region, word };
+        let ops = FusedOps { ops: [&even, &odd], slots, counter, blocks, base, digest_bits };
+        call(self.fused_starts()?, &ops).map_err(DynError::new)
+    }
+
+    fn fused_starts(&mut self) -> Result<&mut FusedEngine<E>, DynError> {
+        let kind = self.engine.caps().kind;
+        self.engine.fused().ok_or_else(|| {
+            let text = format!("the engine, of kind {kind}, makes no fused starts");
+            DynError::new(WrongType { kind: ErrorKind::Unavailable, text })
+        })
+    }
+}
+
+// SAFETY: all calls are passed on to an implementation that upholds the contract.
+unsafe impl<E: CopyEngine> FusedStarts for TypedEngine<E>
+where
+    E::Local: Region,
+    E::Remote: Send + Sync,
+{
+    type Error = DynError;
+    type Local = DynRegion;
+    type Remote = DynImport;
+
+    fn compile(&mut self, ops: &FusedOps<'_, DynRegion, DynImport>) -> Result<Launch, DynError> {
+        self.with_typed_ops(ops, |engine, ops| engine.compile(ops))
+    }
+
+    fn replace(
+        &mut self,
+        program: usize,
+        ops: &FusedOps<'_, DynRegion, DynImport>,
+    ) -> Result<(), DynError> {
+        self.with_typed_ops(ops, |engine, ops| engine.replace(program, ops))
+    }
+
+    unsafe fn start(&mut self, program: usize, digest: u64) -> Result<Ticket, DynError> {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.fused_starts()?.start(program, digest) }.map_err(DynError::new)
+    }
+
+    fn progress(&mut self) -> Result<ProgressReader, DynError> {
+        self.fused_starts()?.progress().map_err(DynError::new)
     }
 }
 

@@ -6,6 +6,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::fused::{Launch, ProgressReader};
 use crate::reduction::Reduction;
 
 /// A byte position in a region, as the source or destination of a copy.
@@ -422,7 +423,123 @@ pub unsafe trait CopyEngine: Send + 'static {
     /// Returns the interface that orders the engine against streams of the caller, or `None` if the
     /// backend has no streams.
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = Self::Error>>;
+
+    /// Returns the interface that runs a start as one launch, or `None` if the engine has none.
+    ///
+    /// An engine returns it whose [offer](crate::EngineOffer::fused) has fused starts, and that was
+    /// created with a number of [blocks](crate::EngineRequirements::fused_blocks).
+    fn fused(&mut self) -> Option<&mut FusedEngine<Self>> {
+        None
+    }
 }
+
+/// The ops of the starts of an operation, from which an engine compiles a program.
+///
+/// The ops of even and of odd starts are the same ones in the same order. Only their places and
+/// flags can differ, so that starts use memory by turns. The values of a [signal](Op::Signal) and
+/// of a [wait](Op::Wait) are those of the first two starts: [`base`](Self::base) and one step in
+/// the ops of odd starts, and one step more in those of even ones. A step is 2 to the power of
+/// [`digest_bits`](Self::digest_bits), by which values grow with each start. A wait for a signal of
+/// the start before has one step less in even starts, and 0 in odd ones, as the first start has
+/// none before it. A flag is [`blocks`](Self::blocks) adjacent
+/// words, from the one that the op names on.
+#[derive(Debug)]
+pub struct FusedOps<'a, L, R> {
+    /// The ops of even starts, and those of odd starts. The first start is odd.
+    pub ops: [&'a [Op<'a, L, R>]; 2],
+    /// The memory of this rank into which peers put tagged data, and its length in bytes, or `None`
+    /// if data is not tagged.
+    ///
+    /// With it, all puts to peers are to such memory of theirs, and all waits are for flags that
+    /// announce such data here, or for signals of the start before. Each place of it has
+    /// [twice the bytes](crate::SLOT_FACTOR) of its data, rounded up to words of 16 bytes, and no
+    /// other program uses it.
+    pub slots: Option<(At<'a, L>, u64)>,
+    /// The first of two adjacent words in flags of this rank, in which the device counts the
+    /// starts, and which nobody else uses. They live as long as graphs with starts.
+    pub counter: Flag<'a, L>,
+    /// The number of blocks of threads, equal on all ranks.
+    pub blocks: u32,
+    /// The largest value that a flag can have before the first start, equal on all ranks.
+    pub base: u64,
+    /// The number of low bits that hold a digest in the values of signals, at most 24.
+    pub digest_bits: u32,
+}
+
+/// Runs starts of one operation, each by one launch.
+///
+/// # Safety
+/// A start has the effects of its ops in the order of [`FusedOps`], as
+/// [`submit`](crate::CopyEngine::submit) has, and accesses nothing else.
+pub unsafe trait FusedStarts {
+    /// The error type of the backend.
+    type Error: Error;
+    /// The type of a registered region of this rank.
+    type Local: 'static;
+    /// The type of an imported region of a peer.
+    type Remote: 'static;
+
+    /// Compiles the ops of starts to a program, and fills the slots with zeros. Returns what a
+    /// start launches.
+    ///
+    /// The programs of an engine have numbers, from 0 on, and their starts are one sequence, with
+    /// one [counter](FusedOps::counter). No start is made before the last program is compiled, and
+    /// peers must not start before all ranks have returned.
+    ///
+    /// # Errors
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the engine cannot run such ops by one
+    /// launch, or the device refuses the code.
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if an op exceeds the bounds of its
+    /// region, or starts were made already.
+    fn compile(
+        &mut self,
+        ops: &FusedOps<'_, Self::Local, Self::Remote>,
+    ) -> Result<Launch, Self::Error>;
+
+    /// Compiles ops to a program that the later starts make instead of the one of this number. They
+    /// have the counter, the blocks and the values of the ops before, and no tagged data.
+    ///
+    /// Starts that were recorded into graphs keep their program.
+    ///
+    /// # Errors
+    /// As [`compile`](Self::compile), and if there is no such program; it stays then.
+    fn replace(
+        &mut self,
+        program: usize,
+        ops: &FusedOps<'_, Self::Local, Self::Remote>,
+    ) -> Result<(), Self::Error>;
+
+    /// Submits the next start, by the program of this number, and returns its ticket. Its signals
+    /// have `digest` in the low bits of their values, which waits ignore.
+    ///
+    /// While a stream captures, the start is recorded into the graph as by
+    /// [`submit`](crate::CopyEngine::submit), and each replay is a start of its own.
+    ///
+    /// # Errors
+    /// As [`submit`](crate::CopyEngine::submit), and
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if there is no such program, or the
+    /// digest has more bits.
+    ///
+    /// # Safety
+    /// As [`submit`](crate::CopyEngine::submit), for the compiled ops. All ranks make the same
+    /// starts by the same programs. No two starts of the engine run at the same time, also those of
+    /// graphs.
+    unsafe fn start(&mut self, program: usize, digest: u64) -> Result<Ticket, Self::Error>;
+
+    /// Returns a function that tells how far the starts have come, on any thread. It calls no
+    /// driver.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if no ops were compiled.
+    fn progress(&mut self) -> Result<ProgressReader, Self::Error>;
+}
+
+/// The [fused starts](FusedStarts) of an engine.
+pub type FusedEngine<E> = dyn FusedStarts<
+        Error = <E as CopyEngine>::Error,
+        Local = <E as CopyEngine>::Local,
+        Remote = <E as CopyEngine>::Remote,
+    >;
 
 /// A reference to a stream of the caller, on which an engine of one backend can enqueue its work.
 ///

@@ -3,6 +3,7 @@
 use crate::deadline::Deadline;
 use crate::engine::{Caps, CopyEngine};
 use crate::error::Error;
+use crate::fused::FusedLimits;
 use crate::key::BackendId;
 use crate::memory::PeerMemory;
 use crate::rank::Rank;
@@ -85,12 +86,17 @@ pub struct EngineOffer {
     /// The time in seconds that each start takes longer than the links explain, such as that of a
     /// thread that drives the engine.
     pub start_seconds: f64,
+    /// The time in seconds that a start takes longer in a graph than on a stream.
+    pub captured_seconds: f64,
     /// The number of blocks of threads that the copies of one engine occupy on the compute units,
     /// or 0 if only copy engines, NICs or processors copy between devices.
     pub copy_blocks: u32,
     /// The largest number of blocks of threads that all engines of one operation may have, because
     /// they wait for each other and must run at the same time; `u32::MAX` for no limit.
     pub resident_blocks_max: u32,
+    /// The limits of [fused starts](crate::FusedStarts), or `None` if engines of the kind have
+    /// none.
+    pub fused: Option<FusedLimits>,
 }
 
 impl EngineOffer {
@@ -102,8 +108,10 @@ impl EngineOffer {
             streams: false,
             bytes_per_second: None,
             start_seconds: 0.0,
+            captured_seconds: 0.0,
             copy_blocks: 0,
             resident_blocks_max: u32::MAX,
+            fused: None,
         }
     }
 
@@ -127,6 +135,11 @@ pub struct EngineRequirements {
     /// Whether the engine works beside kernels of the caller, so that its ops should take few
     /// compute units, even if they are slower when the device is idle.
     pub beside_compute: bool,
+    /// The number of blocks of threads of the launches of [fused starts](crate::FusedStarts), or 0
+    /// if the engine makes none.
+    ///
+    /// An engine reserves them, because blocks that wait for peers must all run at the same time.
+    pub fused_blocks: u32,
 }
 
 /// The priority of an engine among the engines of its rank.
@@ -179,7 +192,13 @@ impl Default for EngineRequirements {
     /// Requires an engine of any kind and of normal priority, with streams, on a device without
     /// other work.
     fn default() -> Self {
-        Self { kind: None, streams: true, priority: Priority::Normal, beside_compute: false }
+        Self {
+            kind: None,
+            streams: true,
+            priority: Priority::Normal,
+            beside_compute: false,
+            fused_blocks: 0,
+        }
     }
 }
 
@@ -295,6 +314,8 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the fabric does not offer the
     /// kind; [`OutOfMemory`](crate::ErrorKind::OutOfMemory) if the device has no queue left;
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the driver refuses what the kind needs.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) if the driver refuses what the kind needs, or
+    /// the device has no room for [its blocks](EngineRequirements::fused_blocks) beside those of
+    /// other engines.
     fn engine(&self, requirements: EngineRequirements) -> Result<Self::Engine, Self::Error>;
 }

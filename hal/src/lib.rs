@@ -31,6 +31,7 @@ mod element;
 mod engine;
 mod error;
 mod fabric;
+mod fused;
 mod key;
 mod memory;
 mod rank;
@@ -38,7 +39,8 @@ mod reduction;
 pub mod wire;
 
 pub use command::{
-    Command, Commands, Direction, FlagValues, RegionFlag, RegionOffset, Regions, StartValues,
+    Command, Commands, Direction, FlagValues, FusedCommands, RegionFlag, RegionOffset, Regions,
+    StartValues,
 };
 pub use deadline::Deadline;
 pub use dynamic::{DynFabric, DynKey};
@@ -46,11 +48,12 @@ pub use dynamic_engine::{BoundRegions, DynEngine};
 pub use dynamic_error::DynError;
 pub use element::{DType, ElementKind, UnknownName};
 pub use engine::{
-    At, Caps, CaptureState, CopyEngine, Flag, Op, Reducer, Rows, SharedQueues, Stream,
-    StreamOrdered, Ticket, stream_of,
+    At, Caps, CaptureState, CopyEngine, Flag, FusedEngine, FusedOps, FusedStarts, Op, Reducer,
+    Rows, SharedQueues, Stream, StreamOrdered, Ticket, stream_of,
 };
 pub use error::{Error, ErrorKind};
 pub use fabric::{EngineOffer, EngineRequirements, Fabric, Link, LinkKind, Priority};
+pub use fused::{FusedLimits, FusedProgress, Launch, ProgressReader, SLOT_FACTOR};
 pub use key::{BackendId, Envelope, Generation, KEY_MAGIC, KEY_VERSION, KeyError, RemoteKey};
 pub use memory::{DmaBuf, DynImport, DynRegion, Flush, PeerMemory, Region, Role, Space};
 pub use rank::Rank;

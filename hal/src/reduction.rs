@@ -24,11 +24,18 @@ pub enum Operator {
     /// The sum comes first, so a result is infinite where the sum is, although the average is not:
     /// beyond 3.4e38 for `f32` and `bf16`, and 1.8e308 for `f64`. Sums of `f16` are far from that.
     Average,
+    /// The largest value, or NaN if any value is NaN, as the `maximum` of IEEE 754, NumPy and
+    /// PyTorch. It is [`Max`](Self::Max) for integers.
+    Maximum,
+    /// The smallest value, or NaN if any value is NaN, as the `minimum` of IEEE 754, NumPy and
+    /// PyTorch. It is [`Min`](Self::Min) for integers.
+    Minimum,
 }
 
 impl Operator {
     /// All operators, in the order of their declaration.
-    pub const ALL: [Self; 4] = [Self::Sum, Self::Max, Self::Min, Self::Average];
+    pub const ALL: [Self; 6] =
+        [Self::Sum, Self::Max, Self::Min, Self::Average, Self::Maximum, Self::Minimum];
 
     /// Returns the name of the operator, which [`FromStr`] reads.
     pub const fn name(self) -> &'static str {
@@ -37,6 +44,8 @@ impl Operator {
             Self::Max => "max",
             Self::Min => "min",
             Self::Average => "average",
+            Self::Maximum => "maximum",
+            Self::Minimum => "minimum",
         }
     }
 }
@@ -89,9 +98,7 @@ impl Reduction {
         }
         match operator {
             Operator::Average if !dtype.is_float() => Err(NoReduction::Average(dtype)),
-            Operator::Sum | Operator::Max | Operator::Min | Operator::Average => {
-                Ok(Self { operator, dtype })
-            }
+            _ => Ok(Self { operator, dtype }),
         }
     }
 
@@ -225,6 +232,10 @@ unsafe fn reduce_blocks<T: Number>(
                 Operator::Min => {
                     values.for_each(|(index, sum)| *sum = T::min(*sum, element_of(*other, index)))
                 }
+                Operator::Maximum => values
+                    .for_each(|(index, sum)| *sum = T::maximum(*sum, element_of(*other, index))),
+                Operator::Minimum => values
+                    .for_each(|(index, sum)| *sum = T::minimum(*sum, element_of(*other, index))),
             }
         }
 
@@ -250,6 +261,8 @@ trait Number: Copy {
     fn add(sum: Self::Sum, value: Self::Sum) -> Self::Sum;
     fn max(sum: Self::Sum, value: Self::Sum) -> Self::Sum;
     fn min(sum: Self::Sum, value: Self::Sum) -> Self::Sum;
+    fn maximum(sum: Self::Sum, value: Self::Sum) -> Self::Sum;
+    fn minimum(sum: Self::Sum, value: Self::Sum) -> Self::Sum;
     fn inverse(count: usize) -> Self::Sum;
     fn multiply(sum: Self::Sum, factor: Self::Sum) -> Self::Sum;
 }
@@ -282,6 +295,20 @@ macro_rules! number {
             #[inline(always)]
             fn min(sum: $sum, value: $sum) -> $sum {
                 sum.min(value)
+            }
+
+            // A comparison with a NaN is false, so a NaN in `value` is taken; one in `sum` is not
+            // equal to itself, and stays.
+            #[inline(always)]
+            #[allow(clippy::eq_op, reason = "integers have no `is_nan`")]
+            fn maximum(sum: $sum, value: $sum) -> $sum {
+                if sum > value || sum != sum { sum } else { value }
+            }
+
+            #[inline(always)]
+            #[allow(clippy::eq_op, reason = "integers have no `is_nan`")]
+            fn minimum(sum: $sum, value: $sum) -> $sum {
+                if sum < value || sum != sum { sum } else { value }
             }
 
             #[inline(always)]
@@ -467,8 +494,8 @@ mod tests {
     macro_rules! check_integers {
         ($($type:ident $dtype:ident)*) => {$(
             check::<$type>(DType::$dtype, |rng| rng.$type(..), |operator, values| match operator {
-                Operator::Max => values.iter().copied().max(),
-                Operator::Min => values.iter().copied().min(),
+                Operator::Max | Operator::Maximum => values.iter().copied().max(),
+                Operator::Min | Operator::Minimum => values.iter().copied().min(),
                 Operator::Sum | Operator::Average => {
                     values.iter().copied().reduce($type::wrapping_add)
                 }
@@ -480,8 +507,8 @@ mod tests {
     fn every_type_and_operator_gives_the_bits_of_a_plain_loop() {
         check_integers! { u8 U8 u16 U16 u32 U32 u64 U64 i8 I8 i16 I16 i32 I32 i64 I64 }
         let float = |operator: Operator, values: &[f64], by: fn(f64) -> f64| match operator {
-            Operator::Max => values.iter().copied().reduce(f64::max),
-            Operator::Min => values.iter().copied().reduce(f64::min),
+            Operator::Max | Operator::Maximum => values.iter().copied().reduce(f64::max),
+            Operator::Min | Operator::Minimum => values.iter().copied().reduce(f64::min),
             Operator::Sum => values.iter().copied().reduce(|sum, value| by(sum + value)),
             Operator::Average => {
                 let sum = values.iter().copied().reduce(|sum, value| by(sum + value));
@@ -523,6 +550,43 @@ mod tests {
         );
     }
 
+    /// A NaN of any source, also of the first and of the last one, decides or is passed over.
+    #[test]
+    fn only_maximum_and_minimum_pass_a_nan_on() {
+        fn check<T: Copy>(dtype: DType, of: fn(f32) -> T, to: fn(T) -> f32) {
+            let numbers = [-3.0, 7.0, f32::NEG_INFINITY];
+            for at in 0..=numbers.len() {
+                let mut values = numbers.to_vec();
+                values.insert(at, f32::NAN);
+                let values: Vec<T> = values.into_iter().map(of).collect();
+                for operator in Operator::ALL {
+                    let sources: Vec<*const u8> =
+                        values.iter().map(|value| (&raw const *value).cast()).collect();
+                    let mut target = values[0];
+                    let reduction = Reduction::new(operator, dtype).unwrap();
+                    // SAFETY: each source and the target is an element of this type.
+                    unsafe {
+                        reduction.run((&raw mut target).cast(), &sources, size_of::<T>());
+                    }
+
+                    let expected = match operator {
+                        Operator::Max => 7.0,
+                        Operator::Min => f32::NEG_INFINITY,
+                        _ => f32::NAN,
+                    };
+                    let found = to(target);
+                    let is_same = found == expected || found.is_nan() && expected.is_nan();
+                    assert!(is_same, "{operator} {dtype} at {at}: {found}");
+                }
+            }
+        }
+
+        check::<f32>(DType::F32, |value| value, |value| value);
+        check::<f64>(DType::F64, f64::from, |value| value as f32);
+        check::<half::f16>(DType::F16, half::f16::from_f32, half::f16::to_f32);
+        check::<half::bf16>(DType::Bf16, half::bf16::from_f32, half::bf16::to_f32);
+    }
+
     /// Also gives the interpreter Miri little to do.
     #[test]
     fn the_target_can_be_a_source() {
@@ -557,7 +621,7 @@ mod tests {
         }
         assert_eq!(
             "product".parse::<Operator>().unwrap_err().to_string(),
-            r#"operator is "product", expected one of sum, max, min, average"#
+            r#"operator is "product", expected one of sum, max, min, average, maximum, minimum"#
         );
     }
 }

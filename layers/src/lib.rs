@@ -152,7 +152,10 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
     }
 
     fn offers(&self) -> Result<Vec<EngineOffer>, Self::Error> {
-        Ok(self.layer.offers(self.fabric.offers().map_err(Error::Inner)?))
+        let mut own = self.fabric.offers().map_err(Error::Inner)?;
+        // A layer changes ops, and a launch does not consist of ops.
+        own.retain(|offer| offer.fused.is_none());
+        Ok(self.layer.offers(own))
     }
 
     fn engine(&self, requirements: EngineRequirements) -> Result<L::Engine, Self::Error> {

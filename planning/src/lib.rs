@@ -18,6 +18,8 @@
 //! | [`simulate`] | plans that run over modelled links, for users who choose hardware or write schedules |
 //! | [`trace`] | timed steps |
 
+#![forbid(unsafe_code)]
+
 pub mod collective;
 pub mod cost;
 mod fit;

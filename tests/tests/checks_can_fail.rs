@@ -12,7 +12,7 @@ use peerlane_tests::checks::all;
 use peerlane_tests::middleware::{Erased, Layered};
 use peerlane_tests::{Harness, HostHarness, run_bounded};
 
-use mutants::{EngineMutant, FabricMutant, Fault, Flaw, with_flaw};
+use mutants::{EngineMutant, FabricMutant, Fault, Flaw, FusedLayer, StartFault, with_flaw};
 
 /// Timeout of the checks, shorter than for a real backend: a mutant never does what it leaves out.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -230,6 +230,43 @@ const ENGINES: &[(Fault, &str, &str)] = &[
     ),
 ];
 
+/// Faults of fused starts: the fault, the check that must find it, and a part of the text of its
+/// failure.
+const STARTS: [(StartFault, &str, &str); 8] = [
+    (StartFault::TurnsForgotten, "a_fused_start_has_the_effects_of_its_ops", "start 1, 1 bytes"),
+    (
+        StartFault::OpsComeLater,
+        "ops_and_fused_starts_take_effect_in_their_order",
+        "start 1, copy of the block of rank 0",
+    ),
+    (StartFault::SlotsReadFirst, "tagged_data_is_read_when_it_has_arrived", "start 1, 1 bytes"),
+    (
+        StartFault::ReleaseDoesNothing,
+        "a_release_ends_fused_starts_that_wait",
+        "released starts to end",
+    ),
+    (
+        StartFault::ReplacedProgramsStay,
+        "a_program_can_be_replaced_between_starts",
+        "start 2, 300 bytes of rank 0: byte",
+    ),
+    (
+        StartFault::NoDigests,
+        "signals_carry_the_digest_of_their_start",
+        "start 1: the flag of block 0 has the value Some(256)",
+    ),
+    (
+        StartFault::AnyOpsAreTaken,
+        "ops_that_no_launch_runs_are_refused",
+        "other lengths in odd starts: compiled",
+    ),
+    (
+        StartFault::AnyBlocksFit,
+        "blocks_that_do_not_fit_on_the_device_are_refused",
+        "engines have 8 blocks each, expected at most 2",
+    ),
+];
+
 /// Faults of engines that random programs of messages must find.
 const MESSAGES: [Fault; 4] =
     [Fault::SignalsFirst, Fault::PutsLoseAByte, Fault::GetsLoseAByte, Fault::PutsAreRoundedUp];
@@ -255,6 +292,16 @@ fn main() -> ExitCode {
             fails(check, expected, layered.timeout(TIMEOUT))
         };
         trials.push(Trial::test(format!("{check}::{fault:?}"), run));
+    }
+    for (fault, check, expected) in STARTS {
+        let layered = move |fault| {
+            let layer = FusedLayer::new(fault);
+            Layered::new(HostHarness::default(), "fused", move |_| layer.clone()).timeout(TIMEOUT)
+        };
+        let finds = move || fails(check, expected, layered(fault));
+        trials.push(Trial::test(format!("{check}::{fault:?}"), finds));
+        let passes = move || passes(check, layered(StartFault::None));
+        trials.push(Trial::test(format!("{check}::without_a_fault"), passes));
     }
     for fault in MESSAGES {
         let name = format!("random_programs_of_messages::{fault:?}");
@@ -381,6 +428,12 @@ fn fails(check: &str, expected: &str, harness: impl Harness) -> Result<(), Faile
             "the failure is {failure:?}, expected a text with {expected:?}"
         ))),
     }
+}
+
+fn passes(check: &str, harness: impl Harness) -> Result<(), Failed> {
+    let found = all().into_iter().find(|candidate| candidate.name == check);
+    let found = found.ok_or_else(|| Failed::from(format!("there is no check {check}")))?;
+    run_bounded(&Erased::new(harness), &found).map_err(|failure| failure.to_string().into())
 }
 
 fn every_check_has_a_mutant(

@@ -18,6 +18,7 @@ mod sync {
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 }
 
+mod fused;
 #[expect(dead_code, reason = "the models use a part of the list")]
 #[path = "../../collectives/src/group/driver/list.rs"]
 mod list;
@@ -75,8 +76,13 @@ fn wait_for_flags(doorbell: &Doorbell, flags: &[AtomicU32; 2], announce: fn(&Ato
 
 /// Tries all executions with at most three preemptions; those of two writers without a limit take minutes.
 fn model(body: impl Fn() + Send + Sync + 'static) {
+    model_with(3, body);
+}
+
+/// Tries all executions with so many preemptions or fewer.
+fn model_with(preemptions: usize, body: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = Some(preemptions);
     model.check(body);
 }
 

@@ -5,7 +5,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `ci` | the gate: all steps, and a table of them |
-//! | `test` | the tests of the backends, of RDMA in a virtual machine, and of the Python package |
+//! | `test` | the tests of the backends, of RDMA in a virtual machine, of the Python package, and for AArch64 |
 //! | `tidy` | the rules of the tree |
 //! | `deps` | licences, advisories and the oldest Rust |
 //! | `bench` | measurements, their goals and the pages under docs/perf |
@@ -69,11 +69,15 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Generates the PTX of the CUDA kernels with nvcc.
+    /// Generates the PTX of the CUDA kernels with nvcc, or compiles them for AMD GPUs.
     Kernels {
-        /// The PTX that `nvcc -ptx -O3 -arch=compute_75` has generated on another machine.
-        #[arg(long, value_name = "FILE")]
+        /// A directory with the PTX that `nvcc -ptx -O3 -arch=compute_75` has generated on another
+        /// machine, one file for each source.
+        #[arg(long, value_name = "DIRECTORY")]
         from: Option<std::path::PathBuf>,
+        /// Compiles the kernels as HIP with clang instead, and prints what they need of a GPU.
+        #[arg(long, conflicts_with = "from")]
+        hip: bool,
     },
     /// Runs unit tests under Miri, which finds undefined behaviour; needs a nightly Rust.
     Miri,
@@ -102,7 +106,8 @@ fn main() -> ExitCode {
         Task::Test(options) => test::run(&options),
         Task::Bindgen { check } => bindgen::run(check),
         Task::Header { check } => header::run(check),
-        Task::Kernels { from } => kernels::run(from.as_deref()),
+        Task::Kernels { hip: true, .. } => kernels::compile_hip(),
+        Task::Kernels { from, .. } => kernels::run(from.as_deref()),
         Task::Miri => miri::run().map(deps::Verdict::print),
         Task::Tidy => tidy::run(),
         Task::Deps => deps::run(),

@@ -7,6 +7,7 @@
 mod backend;
 mod calls;
 mod capture_refused;
+mod fused;
 mod host_flags;
 #[cfg(feature = "cudarc")]
 mod interop;

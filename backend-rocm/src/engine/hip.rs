@@ -22,8 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use peerlane_toolkit::Fault;
 use peerlane_toolkit::device::{
     Batching, CaptureState, CopyBatch, CopyCalls, CopyKind, DeviceContext as _, DevicePtr,
-    EventHandle, ExecHandle, GraphCalls, GraphHandle, ReduceCalls, StreamCalls, StreamHandle,
-    WordCalls,
+    EventHandle, ExecHandle, FusedCalls, GraphCalls, GraphHandle, ReduceCalls, StreamCalls,
+    StreamHandle, WordCalls,
 };
 use peerlane_toolkit::streams::{ProbeCache, StreamDevice, StreamLimits};
 
@@ -253,6 +253,9 @@ impl Context {
 
 // SAFETY: there is no code for reductions, and the default methods start none.
 unsafe impl ReduceCalls for Context {}
+
+// SAFETY: the default methods launch nothing.
+unsafe impl FusedCalls for Context {}
 
 // SAFETY: `hipMemcpyAsync` and `hipMemsetD8Async` access the given spans in the order of the stream.
 unsafe impl CopyCalls for Context {

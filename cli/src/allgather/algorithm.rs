@@ -15,8 +15,8 @@ use crate::units::Size;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct AlgorithmOptions {
     /// Select the algorithms, either auto (the lowest predicted time), all (one row for each), or a
-    /// list of direct, pull, ring, double-ring, hierarchical, hierarchical-ring and
-    /// recursive-doubling, such as direct,ring
+    /// list of direct, pull, ring, double-ring, hierarchical, hierarchical-ring,
+    /// recursive-doubling and scatter-all-gather, such as direct,ring
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
     pub(crate) selection: AlgorithmList,
     /// Set the number of chunks of each block, such as 4 [default: the number with the lowest

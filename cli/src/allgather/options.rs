@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use peerlane::cuda::SelfCopy;
-use peerlane::planning::Form;
+use peerlane::planning::{Form, Transfer};
 use peerlane::{DType, Deadline};
 use peerlane_planning::schedule::algorithms;
 
@@ -13,7 +13,7 @@ use super::node_options::NodeOptions;
 use super::shape::{ShapeOptions, Sweep};
 use super::target::TargetOptions;
 use crate::error::{Failure, Result};
-use crate::goal::{Goal, form_name, form_parser};
+use crate::goal::{Goal, form_name, form_parser, transfer_parser};
 use crate::nccl;
 use crate::nics::NicOptions;
 use crate::options::{RunOptions, SweepOptions, check_needs, first_given, one_of};
@@ -84,8 +84,13 @@ pub(crate) struct Options {
     /// as 32 to leave most multiprocessors free [default: one for each multiprocessor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) reduce_blocks: Option<u32>,
-    /// Select the kind of engines among those that all ranks offer, such as streams or, on AMD
-    /// GPUs, sdma (SDMA engines that the host drives); auto is the kind with the lowest predicted
+    /// Set the largest number of blocks of threads that run a start as one launch on an NVIDIA GPU,
+    /// the same on all ranks [default: as many as are useful]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) fused_blocks: Option<u32>,
+    /// Select the kind of engines among those that all ranks offer, such as streams, on
+    /// NVIDIA GPUs kernels (each start is one launch) or, on AMD GPUs, sdma (SDMA engines that the
+    /// host drives); auto is the kind with the lowest predicted
     /// time at each size
     #[arg(long, default_value = "auto", value_name = "KIND")]
     pub(crate) engine: String,
@@ -93,6 +98,10 @@ pub(crate) struct Options {
     /// rank adds one part and passes it on) [default: the lowest predicted time at each size]
     #[arg(long, value_name = "FORM", value_parser = form_parser())]
     pub(crate) form: Option<Form>,
+    /// Have each start be one launch, and set how its data moves, either tagged (data that is
+    /// polled) or direct (flags follow the data) [default: what is fastest at each size]
+    #[arg(long, value_name = "HOW", value_parser = transfer_parser())]
+    pub(crate) transfer: Option<Transfer>,
     /// Run beside kernels: let GPUs return the own block over the link, and add on few
     /// multiprocessors, even if that is slower on an idle GPU
     #[arg(long)]
@@ -354,8 +363,10 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--beside-compute", options.beside_compute.to_string()),
         ("--self-copy", self_copy_name(&options.self_copy).to_owned()),
         ("--reduce-blocks", given(options.reduce_blocks.map(|blocks| blocks.to_string()))),
+        ("--fused-blocks", given(options.fused_blocks.map(|blocks| blocks.to_string()))),
         ("--engine", options.engine.clone()),
         ("--form", given(options.form.map(|form| form_name(&form).to_owned()))),
+        ("--transfer", given(options.transfer.map(|transfer| transfer.name().to_owned()))),
         ("--vs", given(options.vs.map(|vs| format!("{vs:?}")))),
         ("--overlap", given(options.overlap.map(|what| format!("{what:?}")))),
     ];
@@ -430,7 +441,7 @@ pub(super) mod tests {
 
         insta::assert_snapshot!(first_line("--ranks 0"), @"error: invalid value '0' for '--ranks <N>': expected a number of ranks from 1 to 4096");
         insta::assert_snapshot!(first_line("--ranks 5000"), @"error: invalid value '5000' for '--ranks <N>': expected a number of ranks from 1 to 4096");
-        insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': unknown algorithm; expected auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling");
+        insta::assert_snapshot!(first_line("--algorithm spiral"), @"error: invalid value 'spiral' for '--algorithm <NAME,…>': unknown algorithm; expected auto, all or direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling, scatter-all-gather");
         insta::assert_snapshot!(first_line("--chunks 0"), @"error: invalid value '0' for '--chunks <N>': expected a number of chunks from 1 to 65536");
         insta::assert_snapshot!(first_line("--dtype f8"), @"error: invalid value 'f8' for '--dtype <DTYPE>': expected one of u8, u16, u32, u64, i8, i16, i32, i64, f8e4m3, f8e5m2, f8e8m0, f16, bf16, f32, f64, complex64");
 

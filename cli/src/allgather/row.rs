@@ -121,6 +121,9 @@ fn engine(report: &Report) -> String {
         _ => format!("{count} × {name}"),
     });
     let mut text = names.collect::<Vec<_>>().join(" + ");
+    if let Some(launch) = report.launch {
+        text = format!("{text}, {launch}");
+    }
     // Links and threads change the whole run; copies by compute units are listed with the lanes.
     let slow = report.fallbacks.iter().filter(|it| !matches!(it, Fallback::Compute(_)));
     let mut fallbacks: Vec<_> = slow.map(Fallback::name).collect();

@@ -111,6 +111,9 @@ impl<'a> Setup<'a> {
         if let Some(form) = self.options.form {
             builder = builder.form(form);
         }
+        if let Some(transfer) = self.options.transfer {
+            builder = builder.transfer(transfer);
+        }
         if self.options.in_place {
             builder = builder.in_place();
         }

@@ -216,6 +216,7 @@ pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) ->
     fabrics.cuda.self_copy = options.self_copy;
     fabrics.rocm.self_copy = fabrics.cuda.self_copy;
     fabrics.cuda.reduce_blocks = options.reduce_blocks;
+    fabrics.cuda.fused_blocks = options.fused_blocks;
     fabrics
 }
 

@@ -169,6 +169,7 @@ impl SizeChoice {
         let variants = calibration.links().zip(&refused).map(|(links, refused)| Variant {
             engine: &links.engine,
             form: None,
+            transfer: None,
             question: Question {
                 topology,
                 block_bytes: &blocks,

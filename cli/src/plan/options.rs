@@ -41,7 +41,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(super) tiers: bool,
     /// Select the algorithm, one of direct, pull, ring, double-ring, hierarchical,
-    /// hierarchical-ring or recursive-doubling; auto means direct
+    /// hierarchical-ring, recursive-doubling or scatter-all-gather; auto means direct
     #[arg(long, default_value = "auto", value_name = "NAME")]
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub(crate) struct Options {
     /// only the result
     #[arg(long, value_name = "FILE")]
     #[arg(conflicts_with_all = [
-        "collective", "root", "ranks", "nodes", "tiers", "algorithm", "chunks", "in_place", "outputs", "flags", "block_bytes", "rank",
+        "collective", "root", "ranks", "nodes", "tiers", "algorithm", "chunks", "in_place", "outputs", "inboxes", "flags", "block_bytes", "rank",
         "json", "svg",
     ])]
     pub(super) check: Option<PathBuf>,

@@ -61,6 +61,28 @@ fn names_limit(ended: &Ended, name: &str, context: &str) -> bool {
     true
 }
 
+/// Checks the errors of a run if the standard library has aborted a rank, and returns whether it has.
+///
+/// It aborts a process whose small allocations fail. So that rank says nothing, the launcher names the limit, and the others name
+/// the rank.
+fn is_aborted(ended: &Ended) -> bool {
+    let Some((_, launcher)) = ended.stderr.split_once("was killed by signal 6 (SIGABRT)") else {
+        return false;
+    };
+
+    let victim = ended.stderr.lines().find_map(|line| line.strip_prefix("error: rank "));
+    let victim = victim.and_then(|rest| rest.split(' ').next()).expect("the launcher names a rank");
+    assert!(ended.stderr.contains(&format!("[rank {victim}] memory allocation of ")), "{ended:?}");
+    assert!(launcher.contains("`ulimit -v`"), "{ended:?}");
+
+    let errors = ended.stderr.lines().filter(|line| line.contains("] error: "));
+    for error in errors {
+        let is_named = error.contains(&format!("rank {victim} ")) || error.contains("`ulimit -v`");
+        assert!(is_named, "{error}\nin {ended:?}");
+    }
+    true
+}
+
 #[test]
 fn a_limit_of_descriptors_is_named_by_every_rank() {
     // One of 2 ranks holds 16 until it ends and others for a moment, so time decides whether 16 or 17 suffice for it.
@@ -81,6 +103,7 @@ fn a_limit_of_the_address_space_is_named_by_every_rank() {
         let ended = run(&format!("--as={}", mebibytes << 20), 4);
         // The loader had no room for the program.
         ended.code == Some(127)
+            || is_aborted(&ended)
             || names_limit(&ended, "`ulimit -v`", &format!("{mebibytes} MiB of address space"))
     });
     assert!(failed.count() > 0);

@@ -34,6 +34,8 @@ fn printed_plans_are_verified_and_can_be_checked_again() {
         "--collective reduce-scatter --nodes 2x2 --tiers",
         "--collective all-reduce --ranks 3 --in-place",
         "--collective reduce --root 1 --ranks 4 --outputs 2",
+        "--collective reduce-scatter --ranks 3 --inboxes 2",
+        "--collective all-reduce --nodes 2x2 --tiers --in-place --inboxes 2 --flags batched",
     ] {
         let text = run(&format!("plan {options}"));
         assert_eq!((text.code, text.stderr.as_str()), (Some(0), ""));

@@ -92,6 +92,14 @@ fn wrong_options_are_usage_errors_with_the_valid_values() {
         ("plan --algorithm spiral", "unknown algorithm; expected auto or direct, pull, "),
         ("plan --ranks 2 --chunks 65537", "chunks is 65537, expected 1 to 65536"),
         ("plan --in-place --outputs 2", "outputs is 2, expected 1 to 1 in place"),
+        (
+            "plan --inboxes 2 --algorithm ring",
+            "inboxes is 2, expected 1 in an all-gather by the algorithm ring",
+        ),
+        (
+            "explain --nodes 1x4 --inboxes 2",
+            "inboxes is 2, expected 1 in an all-gather by the algorithm direct",
+        ),
         ("explain --nodes 2y4", "invalid topology \"2y4\""),
         ("explain --nodes 1x2 --block-bytes 1,2,3", "--block-bytes has 3 sizes, expected 1 or 2"),
         ("explain --chunks 65537", "chunks is 65537, expected 1 to 65536"),
@@ -198,8 +206,10 @@ fn the_help_names_every_option() {
     --outputs <N>
     --self-copy <HOW>
     --reduce-blocks <N>
+    --fused-blocks <N>
     --engine <KIND>
     --form <FORM>
+    --transfer <HOW>
     --beside-compute
     --strict
     --dtype <DTYPE>

@@ -4,7 +4,7 @@
 //! with what all of them can do. Operations then choose among the kinds by predicted times, and
 //! each rank creates engines of the chosen kind.
 
-use peerlane_hal::{DynFabric, EngineOffer, ErrorKind, Fabric, Rank};
+use peerlane_hal::{DynFabric, EngineOffer, ErrorKind, Fabric, FusedLimits, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::agreement::{Offer, decode, encode};
@@ -50,6 +50,11 @@ impl EngineKind {
         self.common.streams
     }
 
+    /// Returns whether engines of the kind make fused starts.
+    pub(super) fn is_fused(&self) -> bool {
+        self.common.fused.is_some()
+    }
+
     /// Returns whether a caller who names a kind means this one: by its whole name, or by that of
     /// one tier.
     pub(super) fn is_named(&self, name: &str) -> bool {
@@ -86,13 +91,42 @@ pub(super) struct CommonOffer {
     pub(super) signal_growth_max: u64,
     bytes_per_second: Option<f64>,
     start_seconds: f64,
+    /// The time in seconds that a start takes longer in a graph.
+    pub(super) captured_seconds: f64,
     pub(super) copy_blocks: u32,
     pub(super) resident_blocks_max: u32,
+    /// The limits of fused starts, if engines of the kind make them.
+    pub(super) fused: Option<CommonFused>,
+}
+
+/// What all ranks can do in fused starts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct CommonFused {
+    pub(super) blocks_max: u32,
+    pub(super) ranks_max: usize,
+    /// Whether some ranks share a device.
+    pub(super) shares_device: bool,
+}
+
+impl CommonFused {
+    fn new(limits: FusedLimits) -> Self {
+        let FusedLimits { blocks_max, ranks_max, shares_device, .. } = limits;
+        Self { blocks_max, ranks_max, shares_device }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            blocks_max: self.blocks_max.min(other.blocks_max),
+            ranks_max: self.ranks_max.min(other.ranks_max),
+            shares_device: self.shares_device || other.shares_device,
+        }
+    }
 }
 
 impl CommonOffer {
     fn new(offer: &EngineOffer) -> Self {
         let EngineOffer { caps, streams, bytes_per_second, start_seconds, .. } = *offer;
+
         Self {
             kind: caps.kind.to_owned(),
             streams,
@@ -101,8 +135,10 @@ impl CommonOffer {
             signal_growth_max: caps.signal_growth_max,
             bytes_per_second,
             start_seconds,
+            captured_seconds: offer.captured_seconds,
             copy_blocks: offer.copy_blocks,
             resident_blocks_max: offer.resident_blocks_max,
+            fused: offer.fused.map(CommonFused::new),
         }
     }
 
@@ -117,8 +153,10 @@ impl CommonOffer {
             signal_growth_max: self.signal_growth_max.min(other.signal_growth_max),
             bytes_per_second: rates.into_iter().flatten().min_by(f64::total_cmp),
             start_seconds: self.start_seconds.max(other.start_seconds),
+            captured_seconds: self.captured_seconds.max(other.captured_seconds),
             copy_blocks: self.copy_blocks.max(other.copy_blocks),
             resident_blocks_max: self.resident_blocks_max.min(other.resident_blocks_max),
+            fused: self.fused.zip(other.fused).map(|(one, other)| one.and(other)),
         }
     }
 }
@@ -204,7 +242,9 @@ impl OwnOffers {
             common.signal_growth_max = common.signal_growth_max.min(network.signal_growth_max);
         }
 
-        let measured = links_of(given, &name);
+        // Links for any kind are those of copy engines, from which those of launches follow.
+        let is_fused = local.fused.is_some();
+        let measured = links_of(given, &name).filter(|links| !is_fused || !links.engine.is_empty());
         let links = match measured {
             Some(links) => links.clone(),
             None => {

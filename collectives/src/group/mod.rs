@@ -125,7 +125,7 @@ use runtime::Runtime;
 use segment::{Fabrics, Segment};
 pub use selection::Selection;
 use stats::BufferBytes;
-pub use stats::{CallCounts, GroupStats, MemoryKind, MemoryUse};
+pub use stats::{CallCounts, CallPath, GroupStats, MemoryKind, MemoryUse};
 use window::WindowUses;
 pub use window::{Unreleased, Window, WindowSlice, WindowSliceMut};
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use peerlane_hal::{BackendId, Caps, LinkKind, Rank, Reducer};
+use peerlane_hal::{BackendId, Caps, Launch, LinkKind, Rank, Reducer};
 
 use crate::collective::Collective;
 use crate::cost::{Choice, Form};
@@ -48,6 +48,8 @@ pub struct Report {
     pub lanes: Vec<LaneReport>,
     /// The bytes that this rank moves over each fabric.
     pub tiers: Vec<TierReport>,
+    /// What each start launches on the compute units, if starts are fused.
+    pub launch: Option<Launch>,
     /// The fallbacks that the operation uses.
     pub fallbacks: Vec<Fallback>,
     /// The properties that the verifier has proved for the plans of all ranks.
@@ -276,6 +278,9 @@ impl fmt::Display for Report {
             write!(f, "; not by {engine}: {why}")?;
         }
 
+        if let Some(launch) = self.launch {
+            write!(f, "; each start is {launch}")?;
+        }
         for fallback in &self.fallbacks {
             write!(f, "; {fallback}")?;
         }

@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerlane_hal::Space;
 
+use crate::cost::Form;
+use crate::plan::Algorithm;
+
 /// What memory is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -71,6 +74,9 @@ pub struct GroupStats {
     pub memory: Vec<MemoryUse>,
     /// The counts of [immediate calls](super::Group::immediate).
     pub immediate: CallCounts,
+    /// The numbers of immediate calls by algorithm and engine, largest first. Calls with
+    /// [`splits`](super::Immediate::splits) are not counted.
+    pub paths: Vec<CallPath>,
 }
 
 impl GroupStats {
@@ -94,6 +100,39 @@ pub struct CallCounts {
     pub operations: usize,
     /// The number of bytes of the memory for copies.
     pub copy_bytes: u64,
+}
+
+/// Counts the immediate calls of one collective that ran with one algorithm on one kind of engines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallPath {
+    /// The name of the collective.
+    pub collective: &'static str,
+    /// The form of an all-reduce; `None` for other collectives.
+    pub form: Option<Form>,
+    /// The algorithm that moved the blocks between ranks.
+    pub algorithm: Algorithm,
+    /// The kind of engines that executed the calls.
+    pub engine: String,
+    /// The number of calls.
+    pub calls: u64,
+}
+
+impl CallPath {
+    /// Adds the calls to those of the same path in `paths`.
+    pub(super) fn add_to(self, paths: &mut Vec<Self>) {
+        let Self { collective, form, algorithm, ref engine, calls } = self;
+        let same = paths.iter_mut().find(|path| {
+            path.collective == collective
+                && (path.form, path.algorithm) == (form, algorithm)
+                && path.engine == *engine
+        });
+
+        match same {
+            Some(path) => path.calls += calls,
+            None => paths.push(self),
+        }
+    }
 }
 
 /// Some bytes of one kind, in one kind of memory.

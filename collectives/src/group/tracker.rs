@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Deadline, Rank, RegionFlag};
+use peerlane_hal::{Deadline, ProgressReader, Rank, RegionFlag};
 
 use crate::bootstrap::{AbortRecord, Cause};
 use crate::group::call::{Call, Patience};
@@ -73,6 +73,15 @@ pub(super) struct StartTracker {
     event: Event,
     /// The lengths and places of the newest start, if starts can have their own.
     part: Option<PartCell>,
+    fused: Option<FusedStart>,
+}
+
+/// What the tracker of fused starts knows of their launches.
+pub(super) struct FusedStart {
+    /// Tells how far the starts have come, also those of graphs, which the host does not count.
+    pub(super) progress: ProgressReader,
+    /// The number of words of a flag that peers signal.
+    pub(super) words: usize,
 }
 
 /// Marks a thread as waiting for a start until this is dropped.
@@ -210,7 +219,13 @@ impl StartTracker {
             finished: AtomicU64::new(0),
             event: Event::default(),
             part,
+            fused: None,
         }
+    }
+
+    /// Has the tracker follow fused starts.
+    pub(super) fn with_fused(self, fused: Option<FusedStart>) -> Self {
+        Self { fused, ..self }
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -365,6 +380,12 @@ impl StartTracker {
         self.opened.store(epoch, Ordering::Release);
     }
 
+    /// Returns how many starts peers may have signalled to this rank, for the next user of the
+    /// flags.
+    pub(super) fn signalled(&self, started: u64) -> u64 {
+        self.fused.as_ref().map_or(started, |fused| (fused.progress)().begun.max(started))
+    }
+
     /// Counts the starts up to `epoch` as complete.
     ///
     /// The caller must hold the lock of the operation's executor.
@@ -464,7 +485,7 @@ impl StartTracker {
             let start = start?;
             let view = self.views.on_tier(wait.tier)?;
 
-            let value = if is_stuck { None } else { view.flag_value(wait.place, start) };
+            let value = if is_stuck { None } else { self.flag_value(view, wait, start) };
             is_stuck |= value.is_none();
 
             let expected = view.flag_value_in(start.before(wait.place.lag));
@@ -472,15 +493,50 @@ impl StartTracker {
         })
     }
 
+    /// Returns the least value of the words of a flag.
+    fn flag_value(&self, view: &OperationBuffers, wait: &AwaitedFlag, start: Start) -> Option<u64> {
+        let &AwaitedFlag { tier, place: flag, .. } = wait;
+        // Lanes of the network signal one word.
+        let is_launched = tier == Tier::Local && flag.region != CROSS_TIER_FLAGS;
+        let fused = self.fused.as_ref().filter(|fused| is_launched && fused.words > 1);
+        let Some(words) = fused.map(|fused| fused.words) else {
+            return view.flag_value(flag, start);
+        };
+
+        let mut values = vec![[0; 8]; words];
+        let is_read = view.flag_values(flag, start, &mut values);
+        is_read.then(|| values.into_iter().map(u64::from_ne_bytes).min()).flatten()
+    }
+
     fn other_output(&self, wait: &AwaitedFlag) -> Option<u64> {
         let view = self.views.on_tier(wait.tier)?;
-        let value = view.flag_value(wait.place, Start::Eager(self.epoch() + 1))?;
+        let value = self.flag_value(view, wait, Start::Eager(self.first_incomplete() + 1))?;
         Some(view.epoch_of_value(value))
     }
 
+    /// Returns the number of the first start that is not complete, by which its flags are known.
+    ///
+    /// Fused starts of graphs count too.
+    fn first_incomplete(&self) -> u64 {
+        // On several nodes, a start goes on when its launch has ended.
+        match &self.fused {
+            Some(fused) if self.views.network.is_none() => (fused.progress)().done + 1,
+            _ => self.epoch(),
+        }
+    }
+
+    /// Returns whether a replay waits, and no other start.
+    fn is_replay(&self) -> bool {
+        self.due().is_none() && self.replay_waits.load(Ordering::Acquire)
+    }
+
+    /// Returns the start whose flags are awaited.
     fn waiting(&self) -> Option<Start> {
-        let replay = self.replay_waits.load(Ordering::Acquire).then_some(Start::Captured(0));
-        self.due().map(|_| Start::Eager(self.epoch())).or(replay)
+        match self.is_replay() {
+            true if self.fused.is_none() => Some(Start::Captured(0)),
+            true => Some(Start::Eager(self.first_incomplete())),
+            false => self.due().map(|_| Start::Eager(self.first_incomplete())),
+        }
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -610,6 +666,11 @@ impl StartTracker {
     /// are examined only if `slowly` is set.
     pub(super) fn mismatch(&self, epoch: u64, slowly: bool) -> Option<AbortRecord> {
         let part = self.part.as_ref().filter(|part| part.is_of(epoch))?;
+        // The device counts the starts of graphs too, and the host does not know where they are
+        // among its own.
+        if self.fused.is_some() && self.is_captured() {
+            return None;
+        }
         let start = Start::Eager(epoch);
         let mut span = slowly.then(|| self.span.lock().unwrap_or_else(PoisonError::into_inner));
 
@@ -662,9 +723,9 @@ impl StartTracker {
         text: &str,
     ) -> AbortRecord {
         let operation = self.operation.clone();
-        let (epoch, start) = match self.waiting() {
-            Some(Start::Captured(_)) => (0, "a replayed start".to_owned()),
-            _ => (self.epoch(), format!("start {}", self.epoch())),
+        let (epoch, start) = match self.is_replay() {
+            true => (0, "a replayed start".to_owned()),
+            false => (self.epoch(), format!("start {}", self.epoch())),
         };
 
         AbortRecord {
@@ -710,16 +771,18 @@ impl StartTracker {
 
 /// Returns the flags that show a rank whether others have made a start alike.
 ///
-/// If each pair of ranks has lengths of its own, all flags between two ranks say the same, so the
-/// last one of each rank is enough. The host of a GPU reads it from the device.
+/// Flags of the start before tell nothing, because that one can have had other lengths. If each
+/// pair of ranks has lengths of its own, all flags between two ranks say the same, so the last one
+/// of each rank is enough. The host of a GPU reads it from the device.
 fn compared(waits: &[AwaitedFlag], part: &PartCell) -> Vec<AwaitedFlag> {
+    let of_start = waits.iter().filter(|wait| wait.place.lag == 0).copied();
     if !part.is_of_pairs() {
-        return waits.to_vec();
+        return of_start.collect();
     }
 
     let mut last_of: BTreeMap<Rank, AwaitedFlag> = BTreeMap::new();
-    for wait in waits.iter().filter(|wait| wait.place.lag == 0) {
-        last_of.insert(wait.place.peer, *wait);
+    for wait in of_start {
+        last_of.insert(wait.place.peer, wait);
     }
 
     last_of.into_values().collect()

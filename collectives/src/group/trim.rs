@@ -30,7 +30,7 @@ impl Group {
         let held = held.chain(held_by_windows(&self.allocated_windows));
         let held = held.chain(self.buffer_bytes.held());
         let memory = summed(held, self.setup.selection.device);
-        GroupStats { memory, immediate: self.immediate.counts() }
+        GroupStats { memory, immediate: self.immediate.counts(), paths: self.immediate.paths() }
     }
 
     /// Releases the memory of the heap that no operation uses any more, and returns the number of

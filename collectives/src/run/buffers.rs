@@ -13,6 +13,8 @@
 //! resets to 0. Captured starts have flags of their own. If they alternate outputs too, the start
 //! of index `i` in a graph uses the output and the set of flags number `i mod 2`.
 //!
+//! Fused starts have numbers, also those of graphs, so they need no other flags there.
+//!
 //! Flags may have been used by an earlier operation and keep its last values.
 //! [`OperationBuffers::flag_value_in`] continues from the epoch base, which is at least as large as
 //! any of them.
@@ -122,6 +124,8 @@ pub(crate) struct OutputCounts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DoubleBuffering {
     counts: OutputCounts,
+    /// Whether starts are fused: then all take turns with two sets of flags and inboxes.
+    is_fused: bool,
     output_stride_bytes: u64,
     inbox_stride_bytes: u64,
     flag_stride_words: u64,
@@ -134,6 +138,7 @@ impl DoubleBuffering {
         let counts = OutputCounts { eager: eager.clamp(1, 2), captured: captured.min(2) };
         let mut buffering = Self {
             counts,
+            is_fused: false,
             output_stride_bytes: output_bytes,
             inbox_stride_bytes: 0,
             flag_stride_words: flag_words,
@@ -151,20 +156,31 @@ impl DoubleBuffering {
         Some(buffering)
     }
 
+    /// Has fused starts use the buffers: they take turns with two sets of flags and inboxes, also
+    /// those of graphs, however many outputs there are.
+    pub(crate) fn fused(self) -> Self {
+        Self { is_fused: true, ..self }
+    }
+
     /// Returns the number of outputs that the operation has.
     pub(crate) fn outputs(&self) -> u32 {
         self.counts.eager.max(self.counts.captured)
     }
 
+    /// Returns the number of inboxes, and of sets of flags of eager starts.
+    fn sets(&self) -> u32 {
+        if self.is_fused { 2 } else { self.outputs() }
+    }
+
     /// Adds an inbox of this size to each output, or returns `None` if the sizes overflow.
     pub(crate) fn with_inbox(self, bytes: u64) -> Option<Self> {
         let stride = bytes.checked_next_multiple_of(OUTPUT_ALIGN_BYTES)?;
-        stride.checked_mul(self.outputs().into())?;
+        stride.checked_mul(self.sets().into())?;
         Some(Self { inbox_stride_bytes: stride, ..self })
     }
 
     pub(crate) fn inbox_bytes(&self, bytes: u64) -> u64 {
-        u64::from(self.outputs() - 1).saturating_mul(self.inbox_stride_bytes).saturating_add(bytes)
+        u64::from(self.sets() - 1).saturating_mul(self.inbox_stride_bytes).saturating_add(bytes)
     }
 
     pub(crate) fn output_bytes(&self) -> u64 {
@@ -176,33 +192,46 @@ impl DoubleBuffering {
     }
 
     pub(crate) fn flag_bytes(&self) -> u64 {
-        u64::from(self.counts.eager) * self.flag_stride_words * WORD_BYTES
+        let sets = if self.is_fused { 2 } else { self.counts.eager };
+        u64::from(sets) * self.flag_stride_words * WORD_BYTES
     }
 
     /// Returns the bytes of the flags of captured starts, or `None` if no start can be captured.
     pub(crate) fn captured_flag_bytes(&self) -> Option<u64> {
         let sets = u64::from(self.counts.captured);
-        (sets > 0).then_some(sets * self.flag_stride_words * WORD_BYTES)
+        // Fused starts of graphs have the flags of the others.
+        (sets > 0 && !self.is_fused).then_some(sets * self.flag_stride_words * WORD_BYTES)
     }
 
     pub(crate) fn output_offset(&self, start: Start) -> u64 {
-        self.set(start) * self.output_stride_bytes
+        self.output(start) * self.output_stride_bytes
     }
 
-    /// Returns what the starts that use output number `set` add to the offsets in each region, by
-    /// its number, for an operation with this number of output buffers.
+    /// Returns what the starts that use the flags number `set` add to the offsets in each region,
+    /// by its number, for an operation with this number of output buffers.
     fn offsets(&self, set: u64, outputs: usize) -> Box<[u64]> {
+        // Fused starts can take turns with flags and inboxes, and have one output.
+        let output = if self.is_fused { set & (u64::from(self.counts.eager) - 1) } else { set };
         let last = BufferId::Output(Rank::at(outputs).0).region();
         let offset = |number| match BufferId::of_region(number) {
-            Some(BufferId::Output(_)) => set * self.output_stride_bytes,
+            Some(BufferId::Output(_)) => output * self.output_stride_bytes,
             Some(BufferId::Inbox) => set * self.inbox_stride_bytes,
             Some(BufferId::Input(_)) | None => 0,
         };
         (0..last).map(offset).collect()
     }
 
-    /// Returns the number of the output and of the set of flags that a start uses.
+    /// Returns the number of the set of flags that a start uses.
     fn set(&self, start: Start) -> u64 {
+        match start {
+            Start::Eager(number) if self.is_fused => number & 1,
+            _ => self.output(start),
+        }
+    }
+
+    /// Returns the number of the output that a start uses, which is that of its flags unless starts
+    /// are fused.
+    fn output(&self, start: Start) -> u64 {
         // At most two outputs, so this is the remainder without a division.
         match start {
             Start::Eager(epoch) => epoch & (u64::from(self.counts.eager) - 1),
@@ -462,9 +491,22 @@ impl OperationBuffers {
     /// that starts use in turn.
     pub(crate) fn offsets(&self) -> Vec<Box<[u64]>> {
         let outputs = self.outputs.len();
-        (0..self.buffering.outputs())
-            .map(|set| self.buffering.offsets(set.into(), outputs))
-            .collect()
+        (0..self.buffering.sets()).map(|set| self.buffering.offsets(set.into(), outputs)).collect()
+    }
+
+    /// Returns what even and odd fused starts add to the offsets in each region, if they use this
+    /// output.
+    pub(crate) fn offsets_with_output(&self, output: u32) -> Vec<Box<[u64]>> {
+        let mut offsets = self.offsets();
+        let begin = u64::from(output) * self.buffering.output_stride_bytes;
+        for of_set in &mut offsets {
+            for (number, offset) in (0..).zip(of_set.iter_mut()) {
+                if let Some(BufferId::Output(_)) = BufferId::of_region(number) {
+                    *offset = begin;
+                }
+            }
+        }
+        offsets
     }
 
     /// Returns what a start adds to the numbers of its commands. `offsets` are those of
@@ -522,7 +564,15 @@ impl OperationBuffers {
         self.flags(flag.region == CROSS_TIER_FLAGS).of_start(start).local_flag(word)
     }
 
-    fn digest_bits(&self) -> u32 {
+    /// Returns the digest of a start that all ranks know alike; 0 in a graph.
+    pub(crate) fn digest_of(&self, start: Start) -> u64 {
+        match (&self.digest, start) {
+            (Some(digest), Start::Eager(epoch)) => digest.signal_bits(epoch, Rank(0)),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn digest_bits(&self) -> u32 {
         self.digest.as_ref().map_or(0, |digest| digest.bits)
     }
 

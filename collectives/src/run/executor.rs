@@ -112,8 +112,8 @@ impl Executor {
 
     /// Changes the copies of the next start. All earlier starts must be submitted, and no lane
     /// armed.
-    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
-        self.lanes.iter_mut().for_each(|lane| lane.resize(plan, layout));
+    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) -> Result<(), Error> {
+        self.lanes.iter_mut().try_for_each(|lane| lane.resize(plan, layout))
     }
 
     pub(crate) fn is_strict(&self) -> bool {
@@ -589,14 +589,22 @@ mod tests {
             let entry_commands = if name == 'a' { entry } else { 0 };
             let (sources, waits, origins) = (Box::default(), Box::default(), None);
             let contributors = [].into();
-            let program =
-                Program { commands, sources, contributors, origins, entry_commands, waits };
+            let program = Program {
+                commands,
+                sources,
+                contributors,
+                origins,
+                entry_commands,
+                launched: 0..0,
+                waits,
+            };
             let following = capturable.then(|| Program {
                 commands: [second].into(),
                 sources: Box::default(),
                 contributors: Box::default(),
                 origins: None,
                 entry_commands: 0,
+                launched: 0..0,
                 waits: Box::default(),
             });
 

@@ -7,7 +7,8 @@ use peerlane_hal::{Command, Commands, ErrorKind, RegionOffset, Ticket};
 use crate::error::Error;
 use crate::layout::Layout;
 use crate::plan::{LaneId, Plan, Step};
-use crate::run::buffers::{CROSS_TIER_FLAGS, FlagState, Start};
+use crate::run::buffers::{FlagState, Start};
+use crate::run::fused::crosses_tiers;
 use crate::run::program::Program;
 use crate::run::queue::Queue;
 use crate::trace::TracedStep;
@@ -21,6 +22,39 @@ pub(crate) enum Adder {
     Engine,
 }
 
+/// Which programs an engine has compiled for fused starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FusedPrograms {
+    /// One for all starts, which use one output.
+    One,
+    /// One for each of two outputs, which eager starts use in turn.
+    ByOutput,
+    /// One for eager starts and the first start of a graph, and then one for each of two outputs,
+    /// which the starts of a graph use in turn.
+    ByIndex,
+}
+
+impl FusedPrograms {
+    /// Returns the number of the program of a start.
+    pub(crate) fn of_start(self, start: Start) -> usize {
+        let turn = |count: u64| (count & 1) as usize;
+        match (self, start) {
+            (Self::ByOutput, Start::Eager(epoch)) => turn(epoch),
+            (Self::ByIndex, Start::Captured(index)) if index > 0 => 1 + turn(index),
+            _ => 0,
+        }
+    }
+}
+
+/// What the engine of a lane has compiled for fused starts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FusedLane {
+    pub(crate) programs: FusedPrograms,
+    /// The blocks of a launch and the word of the counter, if starts can have lengths of their own.
+    /// There is one program then.
+    pub(crate) resizable: Option<(u32, u64)>,
+}
+
 pub(crate) struct Lane {
     /// The queue, whose marks are the numbers of starts.
     pub(crate) queue: Queue,
@@ -28,6 +62,10 @@ pub(crate) struct Lane {
     /// The program of captured starts behind the first one of a graph, if it is another one.
     following: Option<Program>,
     adder: Adder,
+    /// Says what the engine has compiled, if a start is one launch.
+    fused: Option<FusedLane>,
+    /// Whether that is not what the next start is to do, because a resize has failed.
+    is_stale: bool,
     tracer: Option<Tracer>,
     /// The command of the captured start that comes next, if a thread replays captured starts.
     armed: Option<usize>,
@@ -45,7 +83,14 @@ impl Lane {
     ) -> Self {
         let origins = program.origins.as_ref().filter(|_| traced);
         let tracer = origins.map(|origins| Tracer::new(id, origins.clone()));
-        Self { queue, program, following, adder, tracer, armed: None, epoch: 1, next: 0 }
+        let (fused, is_stale, armed, epoch, next) = (None, false, None, 1, 0);
+        Self { queue, program, following, adder, fused, is_stale, tracer, armed, epoch, next }
+    }
+
+    /// Has each start of the lane be one launch of a program that its engine has compiled.
+    #[must_use]
+    pub(crate) fn fused(self, fused: FusedLane) -> Self {
+        Self { fused: Some(fused), ..self }
     }
 
     pub(crate) fn traced(&self, epoch: u64, origin: Instant) -> Vec<TracedStep> {
@@ -61,8 +106,8 @@ impl Lane {
     ///
     /// Such a signal does not wake a parked engine.
     pub(crate) fn has_cross_tier_waits(&self) -> bool {
-        let crosses = |command: &Command| matches!(command, Command::Wait { flag } if flag.region == CROSS_TIER_FLAGS);
-        self.program.commands.iter().any(crosses)
+        let is_wait = |command: &&Command| matches!(command, Command::Wait { .. });
+        self.program.commands.iter().filter(is_wait).any(crosses_tiers)
     }
 
     /// Returns whether a thread has to drive the lane.
@@ -96,8 +141,26 @@ impl Lane {
     }
 
     /// Changes the copies of the next start. No earlier start may have commands left to submit.
-    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) {
+    pub(crate) fn resize(&mut self, plan: &Plan, layout: &Layout) -> Result<(), Error> {
         self.program.resize(plan, layout);
+        let Some(FusedLane { resizable: Some((blocks, counter_word)), .. }) = self.fused else {
+            return Ok(());
+        };
+        let commands = self.program.launched_commands();
+        let replaced = self.queue.replace_compiled(commands, blocks, counter_word);
+        self.is_stale = replaced.is_err();
+        replaced
+    }
+
+    /// Checks that the engine has compiled what a start is to do.
+    fn check_compiled(&self) -> Result<(), Error> {
+        match self.is_stale {
+            false => Ok(()),
+            true => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the lengths of the start were refused, expected a resize that returned no error",
+            )),
+        }
     }
 
     /// Submits the first commands of the next start, but only if the caller has begun that start.
@@ -204,6 +267,15 @@ impl Lane {
     /// # Safety
     /// As [`Queue::submit`], for every command of the program, as long as the graph exists.
     pub(crate) unsafe fn capture_entry(&mut self, index: u64) -> Result<(), Error> {
+        if let Some(FusedLane { programs, .. }) = self.fused {
+            self.check_compiled()?;
+            let program = programs.of_start(Start::Captured(index));
+            let start = Start::Captured(index);
+            // SAFETY: the caller guarantees the contract of `Queue::submit` for the whole program.
+            let has_room = unsafe { self.queue.start_compiled(program, start) }?;
+            return if has_room { Ok(()) } else { Err(no_room()) };
+        }
+
         let program = captured_program(&self.program, self.following.as_ref(), index);
         let entry = &program.commands[..program.entry_commands];
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
@@ -215,6 +287,11 @@ impl Lane {
     /// # Safety
     /// As [`capture_entry`](Self::capture_entry).
     pub(crate) unsafe fn capture_rest(&mut self, index: u64) -> Result<(), Error> {
+        // The launch of the entry does everything.
+        if self.fused.is_some() {
+            return Ok(());
+        }
+
         let program = captured_program(&self.program, self.following.as_ref(), index);
         let rest = &program.commands[program.entry_commands..];
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
@@ -237,6 +314,18 @@ impl Lane {
     pub(crate) unsafe fn submit(&mut self, started: u64) -> Result<(), Error> {
         while self.epoch <= started {
             let start = Start::Eager(self.epoch);
+            if let Some(FusedLane { programs, .. }) = self.fused
+                && !self.program.launched.is_empty()
+                && self.next == self.program.launched.start
+            {
+                self.check_compiled()?;
+                let program = programs.of_start(start);
+                // SAFETY: the caller guarantees the contract of `Queue::submit` for the program.
+                if !unsafe { self.queue.start_compiled(program, start) }? {
+                    return Ok(());
+                }
+                self.next = self.program.launched.end;
+            }
 
             let Some(&command) = self.program.commands.get(self.next) else {
                 if self.next == 0 {
@@ -283,8 +372,12 @@ impl Lane {
                 | Command::Reduce { .. }
                 | Command::Signal { .. }
                 | Command::Wait { .. } => {
+                    // The launch of a fused start comes behind the commands before it.
+                    let launch = self.program.launched.start;
+                    let ahead = self.fused.is_some() && self.next < launch;
+                    let end = if ahead { launch } else { self.program.commands.len() };
                     // SAFETY: the caller guarantees the contract of `Queue::submit`.
-                    if !unsafe { self.submit_slice(self.program.commands.len()) }? {
+                    if !unsafe { self.submit_slice(end) }? {
                         return Ok(());
                     }
                 }
@@ -353,13 +446,15 @@ unsafe fn capture(
         let slice = Commands { commands, sources };
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
         if !unsafe { queue.submit(slice, start) }? {
-            return Err(Error::new(
-                ErrorKind::QueueFull,
-                "the engine has no room for a captured start",
-            ));
+            return Err(no_room());
         }
     }
     Ok(())
+}
+
+#[cold]
+fn no_room() -> Error {
+    Error::new(ErrorKind::QueueFull, "the engine has no room for a captured start")
 }
 
 /// Returns how many commands come before the first wait.

@@ -18,6 +18,7 @@
 pub(crate) mod backoff;
 pub(crate) mod buffers;
 pub(crate) mod executor;
+pub(crate) mod fused;
 pub(crate) mod lane;
 pub(crate) mod program;
 pub(crate) mod queue;

@@ -8,6 +8,7 @@
 //! - [`FlagWriters`] finds the rank that signals a flag, for error texts.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use peerlane_hal::{Command, Direction, Rank, Reduction, RegionFlag, RegionOffset, Rows};
@@ -30,6 +31,9 @@ pub(crate) struct Program {
     pub(crate) origins: Option<Box<[Step]>>,
     /// The number of commands that come before those of all other lanes.
     pub(crate) entry_commands: usize,
+    /// The commands of a fused start that its launch runs; none if starts are not fused. The others
+    /// order the launch against lanes of the network.
+    pub(crate) launched: Range<usize>,
     pub(crate) waits: Box<[AwaitedFlag]>,
 }
 
@@ -155,6 +159,7 @@ impl Binding<'_> {
             contributors: contributors.into(),
             origins: self.with_origins.then(|| origins.into()),
             entry_commands,
+            launched: 0..0,
             waits: waits.collect(),
         }
     }
@@ -603,6 +608,7 @@ mod tests {
             chunks: 1,
             in_place: false,
             outputs: 1,
+            inboxes: 1,
             flags: FlagOrder::Prompt,
             lanes: vec![
                 Lane { tier: Tier::Local, steps: home },
@@ -738,8 +744,7 @@ mod tests {
             let tiers = topology.nodes() > 1;
             for flags in [FlagOrder::Prompt, FlagOrder::Batched] {
                 for algorithm in [Algorithm::Direct, Algorithm::Pull] {
-                    let shape =
-                        Shape { collective, chunks: 2, in_place: false, outputs: 1, flags, tiers };
+                    let shape = Shape { collective, chunks: 2, flags, tiers, ..Shape::default() };
                     for rank in Rank::all(nodes.len()) {
                         let plan = schedule::plan(algorithm, &topology, rank, shape).unwrap();
                         let steps =

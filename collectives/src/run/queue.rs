@@ -14,11 +14,12 @@ use std::time::Duration;
 
 use peerlane_hal::{
     BackendId, BoundRegions, Caps, CaptureState, Command, Commands, CopyEngine, DynEngine,
-    DynError, ErrorKind, RegionFlag, StreamOrdered, Ticket,
+    DynError, ErrorKind, FusedCommands, FusedEngine, Launch, ProgressReader, RegionFlag,
+    RegionOffset, StartValues, StreamOrdered, Ticket,
 };
 
 use crate::error::Error;
-use crate::run::buffers::{FlagState, OperationBuffers, Start};
+use crate::run::buffers::{FLAGS, FlagState, INBOX, OperationBuffers, Start};
 
 /// The number of marks that a queue holds without an allocation.
 const OPEN_MARKS: usize = 64;
@@ -117,6 +118,101 @@ impl Queue {
             Err(error) => return Err(Error::of_fabric("submit ops", error)),
         }
         Ok(true)
+    }
+
+    /// Compiles the commands of fused starts that use one output. Returns what a start launches,
+    /// and a function that tells how far starts have come.
+    ///
+    /// `slots` tells that the inbox holds tagged data. The device counts the starts in the flags
+    /// from `counter_word` on.
+    pub(crate) fn compile(
+        &mut self,
+        commands: Commands<'_>,
+        (blocks, slots): (u32, bool),
+        (output, counter_word): (u32, u64),
+    ) -> Result<(Launch, ProgressReader), Error> {
+        let launch = self.with_fused(
+            commands,
+            (blocks, slots),
+            (output, counter_word),
+            |engine, regions, fused| engine.compile_commands(regions, fused),
+        )?;
+        let progress = self.fused_starts()?.progress();
+        let progress = progress.map_err(|error| Error::of_fabric("compile a start", error))?;
+        Ok((launch, progress))
+    }
+
+    /// Has later fused starts run other commands than those that were compiled first. They use one
+    /// output, and no slots.
+    pub(crate) fn replace_compiled(
+        &mut self,
+        commands: Commands<'_>,
+        blocks: u32,
+        counter_word: u64,
+    ) -> Result<(), Error> {
+        self.with_fused(commands, (blocks, false), (0, counter_word), |engine, regions, fused| {
+            engine.replace_commands(0, regions, fused)
+        })
+    }
+
+    /// Calls a function with the commands of fused starts, as [`compile`](Self::compile).
+    fn with_fused<R>(
+        &mut self,
+        commands: Commands<'_>,
+        (blocks, slots): (u32, bool),
+        (output, counter_word): (u32, u64),
+        call: impl FnOnce(&mut DynEngine, &BoundRegions, &FusedCommands<'_>) -> Result<R, DynError>,
+    ) -> Result<R, Error> {
+        let memory = &self.memory;
+        let (mut even_tags, mut odd_tags) = (Vec::new(), Vec::new());
+        // Each start has a digest of its own, which the engine gets then. The device counts the
+        // starts, and the host says which output one uses.
+        let offsets = memory.offsets_with_output(output);
+        let starts = [
+            memory.start_values(Start::Eager(2), &offsets, &mut even_tags),
+            memory.start_values(Start::Eager(1), &offsets, &mut odd_tags),
+        ];
+        let starts = starts.map(|start| StartValues { tags: &[], ..start });
+
+        let slots = slots.then(|| {
+            let (_, bytes) = memory.inbox.memory();
+            (RegionOffset { region: INBOX, offset: 0 }, bytes.end - bytes.start)
+        });
+        let (base, digest_bits) = (memory.epoch_base, memory.digest_bits());
+        let counter = (FLAGS, counter_word);
+        let fused = FusedCommands { commands, starts, slots, counter, blocks, base, digest_bits };
+        let done = call(&mut self.engine, &self.regions, &fused);
+        done.map_err(|error| Error::of_fabric("compile a start", error))
+    }
+
+    /// Submits the next fused start by a compiled program, and returns whether the engine had room
+    /// for it.
+    ///
+    /// # Safety
+    /// As [`FusedStarts::start`](peerlane_hal::FusedStarts::start).
+    pub(crate) unsafe fn start_compiled(
+        &mut self,
+        program: usize,
+        start: Start,
+    ) -> Result<bool, Error> {
+        let digest = self.memory.digest_of(start);
+        // SAFETY: the caller upholds the same contract; `memory` keeps the regions.
+        match unsafe { self.fused_starts()?.start(program, digest) } {
+            Ok(ticket) => self.last = ticket,
+            Err(error) if peerlane_hal::Error::kind(&error) == ErrorKind::QueueFull => {
+                return Ok(false);
+            }
+            Err(error) => return Err(Error::of_fabric("launch a start", error)),
+        }
+        Ok(true)
+    }
+
+    fn fused_starts(&mut self) -> Result<&mut FusedEngine<DynEngine>, Error> {
+        let kind = self.engine.caps().kind;
+        self.engine.fused().ok_or_else(|| {
+            let text = format!("{kind} engines make no fused starts");
+            Error::new(ErrorKind::Unavailable, text)
+        })
     }
 
     /// Returns how many bytes of the commands compute units would copy in a start.

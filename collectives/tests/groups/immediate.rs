@@ -583,6 +583,67 @@ fn splits_move_what_each_pair_of_ranks_says() {
 }
 
 #[test]
+fn stats_count_the_calls_of_each_path() {
+    in_group(2, |group| {
+        let gather = |group: &mut Group, len: usize| {
+            let input = vec![group.rank().0 as u8; len];
+            group.immediate(Collective::AllGather).run(&input, &mut vec![0_u8; 2 * len])
+        };
+        for len in [3, 3, 5] {
+            gather(group, len)?;
+        }
+        for _ in 0..2 {
+            group.immediate(Collective::AllReduce).run_in_place(&mut [1_u32; 3])?;
+        }
+
+        let window = group.window::<u8>(30)?;
+        let call = group.immediate(Collective::AllGather);
+        call.run(window.part(20..21)?, window.part(0..2)?)?;
+        let count = |group: &Group, name: &str| {
+            let paths = group.stats().paths;
+            paths.iter().filter(|path| path.collective == name).map(|path| path.calls).sum::<u64>()
+        };
+        assert_eq!((count(group, "all-gather"), count(group, "all-reduce")), (4, 2));
+        let paths = group.stats().paths;
+        assert_eq!((paths[0].collective, paths[0].engine.as_str()), ("all-gather", "processor"));
+        assert!(paths.is_sorted_by_key(|path| std::cmp::Reverse(path.calls)));
+
+        // Those of operations that are kept no more count too.
+        group.release(window)?;
+        for len in 1..200 {
+            gather(group, len << 6)?;
+        }
+        assert_eq!(count(group, "all-gather"), 203);
+        Ok(())
+    });
+}
+
+#[test]
+fn ranks_that_differ_in_running_splits_beside_compute_name_it_and_go_on() {
+    in_group(3, |group| {
+        let rank = group.rank().0 as u8;
+        let call = |group: &mut Group, beside_compute: bool| {
+            let mut output = [9_u8; 3];
+            let exchange = group.immediate(Collective::AllToAll).splits(&[1; 3], &[1; 3]);
+            exchange.beside_compute(beside_compute).run(&[rank; 3], &mut output)?;
+            assert_eq!(output, [0, 1, 2]);
+            Ok::<_, Error>(())
+        };
+
+        // In the first call, in one after a call of each kind, and in turns that are equal.
+        for turn in 0..4 {
+            let error = call(group, rank == 1).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+            let text = "beside_compute is true on rank 1, false on rank 0";
+            assert!(error.to_string().contains(text), "{error}");
+            call(group, turn % 2 == 0)?;
+            call(group, turn < 2)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn splits_of_one_rank_that_are_wrong_are_an_error_on_all_and_nothing_moves() {
     in_group(3, |group| {
         let rank = group.rank().0;

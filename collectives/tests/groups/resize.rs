@@ -363,9 +363,11 @@ fn starts_of_different_sizes_use_different_plans() {
             let len_max = 60_000;
             let mut broadcast = broadcast(group, len_max)?;
             let report = broadcast.report();
-            assert_eq!(report.algorithm, Algorithm::Ring, "{report}");
-            let direct = report.shorter.iter().find(|plan| plan.algorithm != Algorithm::Ring);
-            assert!(direct.is_some(), "{report}");
+            // Long blocks leave the root once, and short ones go to each rank at once.
+            let longest = report.algorithm;
+            let leaves_once = [Algorithm::Ring, Algorithm::ScatterAllGather].contains(&longest);
+            let other = report.shorter.iter().find(|plan| plan.algorithm != longest);
+            assert!(leaves_once && other.is_some(), "{report}");
             for start in 0..200 {
                 let len = if rng.bool() { rng.usize(..100) } else { rng.usize(..=len_max) };
                 broadcast.resize(len)?;

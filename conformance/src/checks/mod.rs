@@ -9,6 +9,7 @@ pub mod commands;
 pub mod completion;
 pub mod dependencies;
 pub mod failure;
+pub mod fused_starts;
 pub mod gets;
 pub mod limits;
 pub mod offers;
@@ -46,6 +47,8 @@ pub enum Need {
     BreakEngine,
     /// The engine runs reductions.
     Reduces,
+    /// Engines of some kind make fused starts.
+    FusedStarts,
     /// Each engine has hardware queues of its own, or engines share so many that others go on while
     /// one is blocked.
     HardwareQueues,
@@ -244,6 +247,22 @@ checks! {
         "Call `EngineRequirements::select` with the offers of the fabric at the begin of `Fabric::engine`.";
     offers::an_engine_beside_compute_copies_no_more_by_compute_units []
         "Let `beside_compute` only move copies from compute units to copy engines or links, never the other way.";
+    fused_starts::a_fused_start_has_the_effects_of_its_ops [FusedStarts]
+        "Let a launch of `start` fence the stores of all threads of a block before its signal, and divide bytes by the length of an op alone.";
+    fused_starts::tagged_data_is_read_when_it_has_arrived [FusedStarts]
+        "Compare both tags of a word with the number of the start, and clear the slots before `compile` returns.";
+    fused_starts::a_release_ends_fused_starts_that_wait [FusedStarts]
+        "Look at a word of the host in every loop that polls, and set it in `release`.";
+    fused_starts::ops_and_fused_starts_take_effect_in_their_order [FusedStarts]
+        "Enqueue the launch of `start` behind what `submit` has enqueued, and let one count give tickets to both.";
+    fused_starts::a_program_can_be_replaced_between_starts [FusedStarts]
+        "Pass the program by value with each launch, so that `replace` only has to change the copy of the host.";
+    fused_starts::signals_carry_the_digest_of_their_start [FusedStarts]
+        "Shift the number of the start by `digest_bits`, and add the digest to what signals store, but not to what waits compare.";
+    fused_starts::ops_that_no_launch_runs_are_refused [FusedStarts]
+        "Check in `compile` the ops of even and odd starts, and the last word of each flag, before anything is launched.";
+    fused_starts::blocks_that_do_not_fit_on_the_device_are_refused [FusedStarts]
+        "Count the blocks of all engines of a device with `ReservedBlocks`, and give them back when an engine is dropped.";
 }
 
 /// The number of shared hardware queues for each engine that a check blocks: an engine has up to
@@ -256,6 +275,7 @@ pub struct Abilities {
     caps: Caps,
     break_engine: bool,
     reduces: bool,
+    fused: bool,
 }
 
 impl Abilities {
@@ -270,7 +290,9 @@ impl Abilities {
         fabric.connect(Rank(0), &address, deadline)?;
         let mut engine: EngineOf<H> = fabric.engine(Default::default())?;
         let (caps, reduces) = (*engine.caps(), engine.prepare_reduce()?.is_some());
-        Ok(Self { caps, break_engine: harness.break_engine(&mut engine).is_some(), reduces })
+        let fused = fabric.offers()?.iter().any(|offer| offer.fused.is_some());
+        let break_engine = harness.break_engine(&mut engine).is_some();
+        Ok(Self { caps, break_engine, reduces, fused })
     }
 
     pub(crate) fn caps(&self) -> Caps {
@@ -298,6 +320,9 @@ impl Abilities {
                 }
                 Need::Reduces => {
                     (self.reduces, "prepare_reduce returns None: a thread of the caller adds")
+                }
+                Need::FusedStarts => {
+                    (self.fused, "no kind of engines makes fused starts: engines take slices of ops")
                 }
                 Need::HardwareQueues => (
                     self.caps.shared_queues.is_none_or(|queues| queues.count >= QUEUES_A_BLOCKED_ENGINE),

@@ -23,6 +23,7 @@
 //! | [`DeadlineSocket`] | reads and writes a socket until a deadline |
 //! | [`device`] | traits for the driver of a GPU |
 //! | [`streams`] | an engine on the streams of a GPU |
+//! | [`fused`] | programs of starts that one launch runs |
 //! | [`regions`] | registration, export, import and keys of GPU memory |
 //! | [`peers`] | a fabric for the GPUs of one host |
 //!
@@ -43,6 +44,7 @@
 mod deferred_free;
 pub mod device;
 mod fault;
+pub mod fused;
 pub mod handover;
 pub mod limits;
 pub mod mapping;

@@ -7,12 +7,13 @@ use peerlane_hal::ErrorKind;
 use serde::Serialize;
 
 use super::form::Form;
+use super::launch::Transfer;
 use super::predict::{Cost, check_blocks, cost};
 use crate::error::Error;
 use crate::links::Links;
 use crate::plan::{Algorithm, CHUNKS_MAX};
 use crate::schedule::estimate::{ClusterSums, CostRequest, touched_bytes};
-use crate::schedule::{Shape, algorithms, check_fits, fitting, misfit, schedule};
+use crate::schedule::{Shape, algorithms, check_fits, check_inboxes, fitting, misfit, schedule};
 use crate::topology::Topology;
 use crate::units::{bytes, time};
 
@@ -93,6 +94,8 @@ pub struct Variant<'a> {
     pub engine: &'a str,
     /// The form of an all-reduce; `None` for other collectives.
     pub form: Option<Form>,
+    /// How the data of fused starts moves; `None` if starts are not fused.
+    pub transfer: Option<Transfer>,
     /// The sizes, options and rates of the operation in this form with these engines.
     pub question: Question<'a>,
 }
@@ -110,6 +113,9 @@ pub struct Choice {
     pub engine: String,
     /// The chosen form of an all-reduce; `None` for other collectives.
     pub form: Option<Form>,
+    /// How the data of fused starts moves; `None` if starts are not fused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<Transfer>,
     /// The predicted cost of the chosen algorithm.
     pub cost: Cost,
     /// The best candidate of each algorithm with each kind of engines in each form; the chosen one
@@ -135,6 +141,9 @@ pub struct Candidate {
     pub engine: String,
     /// The form of an all-reduce; `None` for other collectives.
     pub form: Option<Form>,
+    /// How the data of fused starts moves; `None` if starts are not fused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transfer: Option<Transfer>,
     /// The predicted cost of the algorithm with this number of chunks.
     pub cost: Cost,
 }
@@ -150,7 +159,7 @@ pub struct Candidate {
 /// many blocks as ranks, the number of chunks is out of bounds, the root does not exist, the
 /// algorithm does not suit the collective or the topology, or every algorithm is excluded.
 pub fn choose(question: &Question<'_>) -> Result<Choice, Error> {
-    choose_among(&[Variant { engine: "", form: None, question: *question }], &[])
+    choose_among(&[Variant { engine: "", form: None, transfer: None, question: *question }], &[])
 }
 
 /// Chooses the variant, algorithm and number of chunks with the smallest predicted time.
@@ -190,13 +199,14 @@ pub fn choose_among(
         }
     }
 
-    let Candidate { algorithm, chunks, engine, form, cost } = best;
+    let Candidate { algorithm, chunks, engine, form, transfer, cost } = best;
     let refused_engines = refused_engines.to_vec();
     Ok(Choice {
         algorithm,
         chunks,
         engine,
         form,
+        transfer,
         cost,
         candidates,
         refused,
@@ -229,7 +239,11 @@ impl Answer {
         }
         match algorithm {
             Some(algorithm) => check_fits(algorithm, topology, shape)?,
-            None => shape.collective.check(topology.ranks(), shape.in_place).map_err(invalid)?,
+            None => {
+                shape.collective.check(topology.ranks(), shape.in_place).map_err(invalid)?;
+                // The simplest algorithm allows the most inboxes, so an error is one of all.
+                check_inboxes(Algorithm::Direct, shape)?;
+            }
         }
 
         let tolerance = Tolerance::new(variant.question.measured, links);
@@ -252,7 +266,8 @@ impl Answer {
                 let links = &adjusted;
                 let cost = cost(&CostRequest { algorithm: one, sums: &sums, shape, links });
                 let (engine, form) = (variant.engine.to_owned(), variant.form);
-                Candidate { algorithm: one, chunks, engine, form, cost }
+                let transfer = variant.transfer;
+                Candidate { algorithm: one, chunks, engine, form, transfer, cost }
             });
             candidates.extend(simplest(of_algorithm.collect(), tolerance));
         }
@@ -294,12 +309,14 @@ fn chunk_counts(algorithm: Algorithm, sums: &ClusterSums, shape: Shape) -> Vec<u
     if !(schedule(algorithm).forwards)(sums) {
         return vec![1];
     }
+    let in_round = u32::try_from((schedule(algorithm).chunks_in_round)(sums.ranks));
+    let in_round = in_round.unwrap_or(CHUNKS_MAX).min(CHUNKS_MAX);
 
     let chunk_bytes = |chunks: u32| sums.block_bytes_max / u64::from(chunks);
-    let powers = (0..).map(|power| 1u32 << power);
-    let numbers: Vec<u32> = powers
-        .take_while(|&chunks| chunks <= CHUNKS_TRIED_MAX)
-        .filter(|&chunks| chunks == 1 || chunk_bytes(chunks) >= CHUNK_BYTES_MIN)
+    let rounds = (0..CHUNKS_TRIED_MAX.ilog2() + 1).map(|power| in_round << power);
+    let numbers: Vec<u32> = rounds
+        .take_while(|&chunks| chunks == in_round || chunks <= CHUNKS_TRIED_MAX)
+        .filter(|&chunks| chunks == in_round || chunk_bytes(chunks) >= CHUNK_BYTES_MIN)
         .collect();
 
     let network = shape.tiers && sums.nodes > 1;
@@ -343,9 +360,10 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { algorithm, chunks, engine, form, cost, subject, tolerance, .. } = self;
+        let Self { algorithm, chunks, cost, subject, tolerance, .. } = self;
+        let engine = by_engine(&self.engine, self.transfer);
         write!(f, "{subject}: {algorithm}, chunks {chunks}")?;
-        if let Some(form) = form {
+        if let Some(form) = self.form {
             write!(f, ", {}", form.name())?;
         }
         if !engine.is_empty() {
@@ -354,10 +372,16 @@ impl fmt::Display for Choice {
         writeln!(f)?;
 
         // What all candidates have in common is in the first line only.
-        let has_forms = self.candidates.iter().any(|other| other.form != *form);
-        let has_engines = self.candidates.iter().any(|other| other.engine != *engine);
+        let has_forms = self.candidates.iter().any(|other| other.form != self.form);
+        let has_engines = self
+            .candidates
+            .iter()
+            .any(|other| (&other.engine, other.transfer) != (&self.engine, self.transfer));
+        let is_fused = |candidate: &Candidate| candidate.transfer.is_some();
+        let width = if self.candidates.iter().any(is_fused) { 16 } else { 12 };
         for (index, candidate) in self.candidates.iter().enumerate() {
-            let Candidate { algorithm, chunks, engine, form, cost: other } = candidate;
+            let Candidate { algorithm, chunks, ref engine, form, transfer, cost: ref other } =
+                *candidate;
             let relation = relation(cost.picoseconds, other.picoseconds, *tolerance);
             let note = if index == 0 { "chosen" } else { &relation };
             let time = time(other.picoseconds);
@@ -367,7 +391,7 @@ impl fmt::Display for Choice {
                 write!(f, "{:<9}", form.map_or("", Form::name))?;
             }
             if has_engines {
-                write!(f, "by {engine:<12}")?;
+                write!(f, "by {:<width$}", by_engine(engine, transfer))?;
             }
             writeln!(f, "{time:>9}  {note}")?;
         }
@@ -380,6 +404,14 @@ impl fmt::Display for Choice {
         }
 
         write!(f, "predicted: {cost}")
+    }
+}
+
+/// Returns the kind of engines for tables, with the transfer of fused starts.
+fn by_engine(engine: &str, transfer: Option<Transfer>) -> String {
+    match transfer {
+        Some(transfer) => format!("{engine}, {}", transfer.name()),
+        None => engine.to_owned(),
     }
 }
 

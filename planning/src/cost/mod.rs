@@ -12,16 +12,19 @@
 // | `predict` | the cost of one algorithm |
 // | `choose` | the comparison of all algorithms, kinds of engines and forms |
 // | `form` | the forms of an all-reduce |
+// | `launch` | fused starts |
 // | `calibration` | measurements, and the links that belong to them |
 
 mod calibration;
 mod choose;
 mod form;
+mod launch;
 mod predict;
 
 pub use calibration::{Calibration, EngineCalibration, GOOD, Key, Sample};
 pub use choose::{Candidate, Choice, Question, Variant, choose, choose_among};
 pub use form::{Form, FormBlocks, forms};
+pub use launch::Transfer;
 pub use predict::{Cost, predict};
 
 pub use crate::links::{

@@ -57,6 +57,7 @@ pub fn predict(
     check_blocks(topology, block_bytes)?;
 
     // Without chunks the formulas would divide by 0, and without outputs nothing could be written.
+    // The number of inboxes is checked with the algorithm.
     for (name, count) in [("chunks", shape.chunks), ("outputs", shape.outputs)] {
         if count == 0 {
             return Err(invalid(format!("{name} is 0, expected at least 1")));
@@ -149,8 +150,8 @@ fn flag_bytes(request: &CostRequest<'_>) -> u64 {
     let flags = FlagLayout::new(sums.ranks as usize, shape.chunks, request.lanes());
     let words = flags.for_collective(shape.collective).words();
 
-    // A word has 8 bytes, and each output has a set of flags of its own.
-    words.saturating_mul(8).saturating_mul(shape.outputs.into())
+    // A word has 8 bytes.
+    words.saturating_mul(8).saturating_mul(shape.flag_sets().into())
 }
 
 fn invalid(text: String) -> Error {

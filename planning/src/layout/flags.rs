@@ -5,7 +5,7 @@ use peerlane_hal::Rank;
 use crate::collective::Collective;
 use crate::plan::{Cell, Flag, LaneId};
 
-/// The number of 64-bit words that each flag occupies, which fill one cache line.
+/// The least number of 64-bit words that a flag occupies, which fill one cache line.
 ///
 /// Writers of different flags then do not disturb each other.
 pub const FLAG_WORDS: u64 = 8;
@@ -22,6 +22,8 @@ pub struct FlagLayout {
     lanes: u64,
     /// Whether there is also a flag for each contribution to a reduction.
     contributions: bool,
+    /// The number of words of a flag.
+    words: u64,
 }
 
 impl FlagLayout {
@@ -33,7 +35,15 @@ impl FlagLayout {
             chunks: chunks.into(),
             lanes: lanes as u64,
             contributions: false,
+            words: FLAG_WORDS,
         }
+    }
+
+    /// Has each flag consist of a word for each of so many blocks of threads.
+    #[must_use]
+    pub fn for_blocks(self, blocks: u32) -> Self {
+        // Whole cache lines.
+        Self { words: u64::from(blocks.max(1)).next_multiple_of(FLAG_WORDS), ..self }
     }
 
     /// Adds flags for the contributions of all ranks if `collective` is a reduction.
@@ -50,6 +60,7 @@ impl FlagLayout {
             chunks: self.chunks.max(other.chunks),
             lanes: self.lanes.max(other.lanes),
             contributions: self.contributions || other.contributions,
+            words: self.words.max(other.words),
         }
     }
 
@@ -82,12 +93,12 @@ impl FlagLayout {
         };
 
         let lane = named_lane(flag);
-        self.first_line(lane.0.into()).saturating_add(line).saturating_mul(FLAG_WORDS)
+        self.first_line(lane.0.into()).saturating_add(line).saturating_mul(self.words)
     }
 
     /// Returns the length of the memory for all flags of the rank, in 64-bit words.
     pub fn words(&self) -> u64 {
-        self.first_line(self.lanes).saturating_mul(FLAG_WORDS)
+        self.first_line(self.lanes).saturating_mul(self.words)
     }
 
     /// Returns the number of cache lines that the flags of all lanes before `lane` occupy.

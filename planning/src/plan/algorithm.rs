@@ -31,6 +31,8 @@ pub enum Algorithm {
     HierarchicalRing,
     /// Every rank exchanges all that it has with a rank twice as far away in each round.
     RecursiveDoubling,
+    /// The root puts a part of its block to each other rank, and these exchange their parts.
+    ScatterAllGather,
 }
 
 impl Algorithm {
@@ -43,6 +45,7 @@ impl Algorithm {
         Self::Hierarchical,
         Self::HierarchicalRing,
         Self::RecursiveDoubling,
+        Self::ScatterAllGather,
     ];
 
     /// Returns the name of the algorithm, such as `ring`.
@@ -55,6 +58,7 @@ impl Algorithm {
             Self::Hierarchical => "hierarchical",
             Self::HierarchicalRing => "hierarchical-ring",
             Self::RecursiveDoubling => "recursive-doubling",
+            Self::ScatterAllGather => "scatter-all-gather",
         }
     }
 }
@@ -103,18 +107,30 @@ pub enum FlagOrder {
     /// together unless the data is forwarded, so several chunks gain nothing there; forwarded
     /// chunks are announced at once.
     Batched,
+    /// Flags are batched, and a lane that distributes what enters its node waits for all of it
+    /// before it makes its own copies.
+    ///
+    /// This suits engines that make all copies of a start by one launch, which would keep compute
+    /// units during a wait between them.
+    NetworkFirst,
 }
 
 impl FlagOrder {
     /// All orders of signals, waits and copies.
-    pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched];
+    pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched, Self::NetworkFirst];
 
     /// Returns the name of the flag order, such as `prompt`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Prompt => "prompt",
             Self::Batched => "batched",
+            Self::NetworkFirst => "network-first",
         }
+    }
+
+    /// Returns whether signals and waits are grouped together.
+    pub const fn is_batched(self) -> bool {
+        !matches!(self, Self::Prompt)
     }
 }
 
@@ -130,7 +146,10 @@ impl FromStr for FlagOrder {
     fn from_str(name: &str) -> Result<Self, Error> {
         let found = Self::ALL.iter().copied().find(|order| order.name() == name);
         found.ok_or_else(|| {
-            let text = format!("unknown flag order {}, expected prompt or batched", quoted(name));
+            let text = format!(
+                "unknown flag order {}, expected prompt, batched or network-first",
+                quoted(name)
+            );
             Error::new(ErrorKind::InvalidArgument, text)
         })
     }
@@ -190,9 +209,9 @@ mod tests {
     fn an_unknown_name_is_an_error() {
         let error = "spiral".parse::<Algorithm>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert_snapshot!(error, @r#"unknown algorithm "spiral", expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring or recursive-doubling"#);
+        assert_snapshot!(error, @r#"unknown algorithm "spiral", expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling or scatter-all-gather"#);
         let error = "late".parse::<FlagOrder>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert_snapshot!(error, @r#"unknown flag order "late", expected prompt or batched"#);
+        assert_snapshot!(error, @r#"unknown flag order "late", expected prompt, batched or network-first"#);
     }
 }

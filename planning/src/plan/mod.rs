@@ -33,6 +33,9 @@ pub const LANES_MAX: usize = 64;
 /// The largest number of output buffers that an operation can alternate between.
 pub const OUTPUTS_MAX: u32 = 2;
 
+/// The largest number of inboxes that a reduction can alternate between.
+pub const INBOXES_MAX: u32 = 2;
+
 /// Identifies one chunk of one rank's block, written as `2.0` for chunk 0 of rank 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -87,10 +90,10 @@ pub enum Flag {
         lane: LaneId,
     },
     /// Signals that rank `from` has begun a run of the operation, so that peers may write its other
-    /// output in the next run.
+    /// output or inbox in the next run.
     ///
-    /// Outputs must be used in turn. The flag is signalled in one start and [awaited in the next
-    /// one](Self::lag).
+    /// Outputs or inboxes must be used in turn. The flag is signalled in one start and
+    /// [awaited in the next one](Self::lag).
     Free {
         /// The rank that owns the output.
         #[serde(with = "RankNumber")]
@@ -251,11 +254,19 @@ pub struct Plan {
     pub in_place: bool,
     /// The number of output buffers that the operation alternates between, 1 to [`OUTPUTS_MAX`].
     ///
-    /// Each output has a set of flags of its own.
+    /// Each output has a set of flags of its own and, in a reduction, an inbox of its own.
     ///
     /// With two, a start writes where the start before the last one did, so a rank that has entered
     /// the last start need not signal `ready`.
     pub outputs: u32,
+    /// The number of inboxes that a reduction alternates between, 1 to [`INBOXES_MAX`]; 1 in other
+    /// collectives.
+    ///
+    /// With two, contributions go where those of the start before the last one went, so a rank that
+    /// has entered the last start need not signal `ready`, although every start writes to the same
+    /// output. Each inbox has a set of flags of its own.
+    #[serde(default = "single")]
+    pub inboxes: u32,
     /// The order of signals, waits and copies in the plan, for information.
     pub flags: FlagOrder,
     /// The lanes of this rank, as many as on every other rank.
@@ -265,6 +276,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Returns the number of sets of flags that starts use in turn, each with an inbox in a
+    /// reduction.
+    pub const fn flag_sets(&self) -> u32 {
+        flag_sets(self.outputs, self.inboxes)
+    }
+
     /// Returns the steps of `lane`, including the signals and waits by which the lane begins and
     /// ends.
     ///
@@ -301,6 +318,16 @@ impl Plan {
     }
 }
 
+/// Returns the number of inboxes of a plan whose JSON form does not state it.
+fn single() -> u32 {
+    1
+}
+
+/// Returns the number of sets of flags of plans with these numbers of outputs and inboxes.
+pub(crate) const fn flag_sets(outputs: u32, inboxes: u32) -> u32 {
+    if outputs > inboxes { outputs } else { inboxes }
+}
+
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.block, self.chunk)
@@ -333,6 +360,7 @@ mod tests {
             chunks: 2,
             in_place: false,
             outputs: 1,
+            inboxes: 1,
             flags: FlagOrder::Prompt,
             lanes,
         }

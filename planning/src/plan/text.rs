@@ -1,9 +1,10 @@
 //! Writes plans as text, one step per line, and reads them back.
 //!
-//! The text omits values that are the default: one output, prompt flags, the tier of a local lane,
-//! the rank in a signal of a rank's own `ready`, `free` or `taken`, and lane 0 as the reader of a
-//! flag. Other values are written, so every plan can be read back, also an incorrect one. Reading
-//! ignores blank lines and indentation. It checks only the form, not whether the plan is correct.
+//! The text omits values that are the default: one output, one inbox, prompt flags, the tier of a
+//! local lane, the rank in a signal of a rank's own `ready`, `free` or `taken`, and lane 0 as the
+//! reader of a flag. Other values are written, so every plan can be read back, also an incorrect
+//! one. Reading ignores blank lines and indentation. It checks only the form, not whether the plan
+//! is correct.
 
 use std::fmt;
 use std::str::FromStr;
@@ -30,7 +31,7 @@ use crate::error::quoted;
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { collective, algorithm, rank, ranks, chunks, in_place, .. } = self;
-        let Self { outputs, flags, lanes, .. } = self;
+        let Self { outputs, inboxes, flags, lanes, .. } = self;
 
         let plural = if *chunks == 1 { "" } else { "s" };
         let place = if *in_place { "in place" } else { "out of place" };
@@ -42,6 +43,9 @@ impl fmt::Display for Plan {
         // Values that are the default are left out, and the parser fills them in.
         if *outputs != 1 {
             write!(f, ", {outputs} outputs in turn")?;
+        }
+        if *inboxes != 1 {
+            write!(f, ", {inboxes} inboxes in turn")?;
         }
         if *flags != FlagOrder::Prompt {
             write!(f, ", flags {flags}")?;
@@ -219,34 +223,51 @@ fn header(mut line: Line<'_>) -> Result<Plan, ParseError> {
     }
     line.literal("place")?;
 
-    // Both parts are optional; the outputs come first.
-    let mut outputs = 1;
-    let mut flags = FlagOrder::Prompt;
-    if line.peek() == Some(",") {
+    // All parts that follow are optional, in this order: outputs, inboxes, flags.
+    let mut outputs = None;
+    let mut inboxes = None;
+    let mut flags = None;
+    while flags.is_none() && line.peek() == Some(",") {
         line.literal(",")?;
-        if line.peek() != Some("flags") {
-            outputs = line.read_number("the number of outputs, or flags")?;
-            for word in ["outputs", "in", "turn"] {
-                line.literal(word)?;
-            }
-            if line.peek() == Some(",") {
-                line.literal(",")?;
-                flags = flag_order(&mut line)?;
-            }
-        } else {
-            flags = flag_order(&mut line)?;
+        if line.peek() == Some("flags") || inboxes.is_some() {
+            flags = Some(flag_order(&mut line)?);
+            continue;
+        }
+
+        let buffers = if outputs.is_none() { "outputs or inboxes" } else { "inboxes" };
+        let count = line.read_number(&format!("the number of {buffers}, or flags"))?;
+        match line.peek() {
+            Some("outputs") if outputs.is_none() => outputs = Some(count),
+            Some("inboxes") => inboxes = Some(count),
+            _ => return Err(line.fault(line.next, buffers)),
+        }
+
+        // The word that was compared is passed over.
+        line.word();
+        for word in ["in", "turn"] {
+            line.literal(word)?;
         }
     }
 
     line.end()?;
-    let lanes = Vec::new();
-    Ok(Plan { collective, algorithm, rank, ranks, chunks, in_place, outputs, flags, lanes })
+    Ok(Plan {
+        collective,
+        algorithm,
+        rank,
+        ranks,
+        chunks,
+        in_place,
+        outputs: outputs.unwrap_or(1),
+        inboxes: inboxes.unwrap_or(1),
+        flags: flags.unwrap_or_default(),
+        lanes: Vec::new(),
+    })
 }
 
 /// Parses the word `flags` and the flag order after it, and returns the order.
 fn flag_order(line: &mut Line<'_>) -> Result<FlagOrder, ParseError> {
     line.literal("flags")?;
-    line.read("prompt or batched", |word| word.parse().ok())
+    line.read("prompt, batched or network-first", |word| word.parse().ok())
 }
 
 /// Parses one line of a plan's text into a step of `rank`'s plan.

@@ -7,6 +7,11 @@
 //! only the rank's own input, and after the end of the lane the input may be reused. Peers are
 //! served in shifted order, so that no two ranks put to the same peer first.
 //!
+//! In a reduction, peers write contributions to an inbox. With two inboxes in turn, the results of
+//! the last start say that the other inbox has been read, if every rank gets data from every other
+//! one; otherwise `free` does. A result needs no more: it depends on a contribution of the rank
+//! that it goes to, which has therefore entered the start.
+//!
 //! With batched flags a lane consists of a few groups: all `ready` signals and waits, all puts, all
 //! `arrived` signals and waits. The self copy is next to the puts, so that it divides no group.
 //!
@@ -19,8 +24,8 @@ use peerlane_hal::Rank;
 
 use super::estimate::{CostRequest, EffectiveLink, PathEstimate, Term, Traffic, sum};
 use super::steps::{
-    PeerLane, arrived, cells, contributed, peer_lanes, put, ready, reduce, self_copy, signal, wait,
-    writable,
+    PeerLane, announced_puts, arrived, cells, contributed, inbox_writable, peer_lanes, ready,
+    reduce, self_copy, signal, wait, writable,
 };
 use super::{PlanRequest, Schedule, Shape, schedule};
 use crate::collective::Collective;
@@ -34,6 +39,7 @@ pub(super) const DIRECT: Schedule = Schedule {
     lanes: direct_lanes,
     redundant: |_| None,
     forwards: |_| false,
+    chunks_in_round: |_| 1,
     gets: false,
     joins_blocks: false,
     needs_measurements: |_, _| false,
@@ -49,6 +55,7 @@ pub(super) const PULL: Schedule = Schedule {
     lanes: pull_lanes,
     redundant: |_| None,
     forwards: |_| false,
+    chunks_in_round: |_| 1,
     gets: true,
     joins_blocks: false,
     // At any rates, the processors of all ranks copy faster than that of the root alone.
@@ -85,19 +92,25 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
     let (group_peers, group_cells) = match flags {
         FlagOrder::Prompt => (1, 1),
         // `slice::chunks` panics if groups have 0 elements.
-        FlagOrder::Batched => (served.len().max(1), own.len()),
+        FlagOrder::Batched | FlagOrder::NetworkFirst => (served.len().max(1), own.len()),
     };
 
     let mut steps = Vec::new();
+    if flags == FlagOrder::NetworkFirst && reduces {
+        let given = contributors(request, others.iter().flat_map(|lane| &lane.serving));
+        let cells = own.iter().flat_map(|&cell| given.iter().map(move |&block| (block, cell)));
+        steps.extend(cells.map(|(block, cell)| wait(contributed(Cell { block, ..cell }))));
+    }
     // Only ranks that contribute, or send results, write here; the latter also contribute.
-    if let Some(flag) = writable(request, rank, lane) {
+    if let Some(flag) = inbox_writable(request, rank, lane) {
         let contributors = filtered(served, |peer| collective.contributes(peer, rank));
         steps.extend(contributors.into_iter().map(|peer| signal(peer, flag)));
     }
 
     let adders = filtered(served, |peer| collective.contributes(rank, peer));
     for group in adders.chunks(group_peers) {
-        steps.extend(group.iter().filter_map(|&peer| writable(request, peer, lane)).map(wait));
+        let flags_of_group = group.iter().filter_map(|&peer| inbox_writable(request, peer, lane));
+        steps.extend(flags_of_group.map(wait));
         steps.extend(copies(flags, group, &own, Source::Input, contributed));
     }
 
@@ -134,10 +147,12 @@ fn addition(
     others: &[PeerLane],
     cell: Cell,
 ) -> Vec<Step> {
-    let &PlanRequest { rank, shape: Shape { collective, .. }, .. } = request;
-    let peers = serving.iter().chain(others.iter().flat_map(|lane| &lane.serving));
-    let contributors = peers.filter(|&&peer| collective.contributes(peer, rank));
-    let given = contributors.map(|&block| Cell { block, ..cell });
+    let &PlanRequest { rank, shape: Shape { collective, flags, .. }, .. } = request;
+    // With the network first, the lane has waited for what comes over it.
+    let waited = flags == FlagOrder::NetworkFirst;
+    let others_serving = others.iter().filter(|_| !waited).flat_map(|lane| &lane.serving);
+    let given = contributors(request, serving.iter().chain(others_serving));
+    let given = given.into_iter().map(|block| Cell { block, ..cell });
     let mut steps: Vec<Step> = given.map(|cell| wait(contributed(cell))).collect();
 
     steps.extend(reduce(request, cell));
@@ -150,6 +165,12 @@ fn addition(
     }
 
     steps
+}
+
+/// Returns the peers whose contributions this rank adds.
+fn contributors<'p>(request: &PlanRequest<'_>, peers: impl Iterator<Item = &'p Rank>) -> Vec<Rank> {
+    let collective = request.shape.collective;
+    peers.copied().filter(|&peer| collective.contributes(peer, request.rank)).collect()
 }
 
 fn filtered(peers: &[Rank], is_kept: impl Fn(Rank) -> bool) -> Vec<Rank> {
@@ -166,14 +187,8 @@ fn copies(
     from: Source,
     flag: impl Fn(Cell) -> Flag,
 ) -> Vec<Step> {
-    let pairs = || peers.iter().flat_map(|&peer| cells.iter().map(move |&cell| (peer, cell)));
-    let puts = pairs().map(|(peer, cell)| put(peer, cell, from));
-    let signals = pairs().map(|(peer, cell)| signal(peer, flag(cell)));
-
-    match flags {
-        FlagOrder::Prompt => puts.zip(signals).flat_map(|(put, flag)| [put, flag]).collect(),
-        FlagOrder::Batched => puts.chain(signals).collect(),
-    }
+    let pairs = peers.iter().flat_map(|&peer| cells.iter().map(move |&cell| (peer, cell)));
+    announced_puts(flags, pairs, from, flag)
 }
 
 /// Creates one lane of the algorithm direct, which puts the rank's blocks to the peers of the lane.
@@ -203,7 +218,7 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
                 steps.extend(copies(&[peer]));
             }
         }
-        FlagOrder::Batched => {
+        FlagOrder::Batched | FlagOrder::NetworkFirst => {
             steps.extend(receivers.iter().copied().filter_map(writable).map(wait));
             steps.extend(self_copy);
             steps.extend(copies(&receivers));
@@ -247,7 +262,7 @@ fn pull_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
                 steps.push(signal(peer, taken(rank)));
             }
         }
-        FlagOrder::Batched => {
+        FlagOrder::Batched | FlagOrder::NetworkFirst => {
             steps.extend(providers.iter().map(|&peer| wait(ready(peer, lane))));
             steps.extend(self_copy);
             steps.extend(providers.iter().flat_map(|&peer| gets(peer)));

@@ -36,6 +36,7 @@ pub(super) const RECURSIVE_DOUBLING: Schedule = Schedule {
     lanes,
     redundant: |sums| (sums.ranks <= 2).then_some("there are no more than two ranks"),
     forwards: |sums| sums.ranks > 2,
+    chunks_in_round: |_| 1,
     gets: false,
     joins_blocks: true,
     needs_measurements: |_, _| true,
@@ -122,7 +123,7 @@ fn ready_signals(request: &PlanRequest<'_>, lane: LaneId, rounds: Range<u32>) ->
 
 /// Returns, with batched flags, the waits until the outputs of the partners may be written.
 fn batched_waits(request: &PlanRequest<'_>, lane: LaneId, rounds: Range<u32>) -> Vec<Step> {
-    if request.shape.flags != FlagOrder::Batched {
+    if !request.shape.flags.is_batched() {
         return Vec::new();
     }
 

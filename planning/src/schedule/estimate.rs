@@ -101,7 +101,7 @@ impl CostRequest<'_> {
     ///
     /// Batched flags cost as much as one of them.
     pub(crate) fn flags(&self, link: &EffectiveLink, count: u64) -> u64 {
-        let batches = if self.shape.flags == FlagOrder::Batched { count.min(1) } else { count };
+        let batches = if self.shape.flags.is_batched() { count.min(1) } else { count };
         batches.saturating_mul(link.step)
     }
 
@@ -140,8 +140,9 @@ impl CostRequest<'_> {
         peers: u64,
         own: Option<&EffectiveLink>,
     ) -> u64 {
-        // With outputs in turn, the flag has been signalled in the last start, if there is one.
-        if peers == 0 || self.shape.outputs > 1 && !schedule(self.algorithm).gets {
+        // With outputs or inboxes in turn, the flag has been signalled in the last start, if there
+        // is one.
+        if peers == 0 || self.shape.flag_sets() > 1 && !schedule(self.algorithm).gets {
             return 0;
         }
 
@@ -195,15 +196,16 @@ pub(crate) fn touched_bytes(sums: &ClusterSums, shape: Shape) -> u64 {
 
     if shape.collective.is_reduction() {
         let output = if shape.collective.has_equal_outputs() { all } else { block };
-        // The inbox has a place for the contribution of every rank, once for each output.
+        // An inbox has a place for the contribution of every rank.
         let inbox = block.saturating_mul(sums.ranks);
-        let each = output.saturating_add(inbox);
+        let outputs = output.saturating_mul(shape.outputs.into());
+        let inboxes = inbox.saturating_mul(shape.flag_sets().into());
         let input = match shape.collective.contributes_whole_input() {
             _ if shape.in_place => 0,
             true => block,
             false => all,
         };
-        return each.saturating_mul(shape.outputs.into()).saturating_add(input);
+        return outputs.saturating_add(inboxes).saturating_add(input);
     }
 
     let (input, output) = match (shape.collective.has_equal_outputs(), shape.collective.root()) {

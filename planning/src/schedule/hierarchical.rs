@@ -18,8 +18,9 @@
 //! small node.
 //!
 //! With batched flags lane 0 has the `ready` signals and waits together, and the signals that
-//! announce a chunk to all ranks of the node. Lane 1 announces every chunk at once in any case,
-//! because lane 0 can continue with it.
+//! announce a chunk to all ranks of the node. With the network first, lane 0 waits for everything
+//! that enters the node at this rank before it makes its own copies. Lane 1 announces every chunk
+//! at once in any case, because lane 0 can continue with it.
 
 use peerlane_hal::Rank;
 
@@ -40,6 +41,7 @@ pub(super) const HIERARCHICAL: Schedule = Schedule {
     lanes: direct_lanes,
     redundant,
     forwards,
+    chunks_in_round: |_| 1,
     gets: false,
     joins_blocks: false,
     needs_measurements: |_, _| false,
@@ -124,7 +126,7 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     }
 
     let targets = || (1..rails.nodes()).map(|by| entry(rails.ahead(by), rails.local_index()));
-    if shape.flags == FlagOrder::Batched {
+    if shape.flags.is_batched() {
         steps.extend(targets().filter_map(writable).map(wait));
     }
     for target in targets() {
@@ -158,7 +160,12 @@ fn home_steps(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     let served = || after(mates.len(), at).map(|mate| mates[mate]);
     let writable = |owner| writable(request, owner, lane);
 
+    let entering = || entering_cells(request, rails, at);
+    let waits_first = shape.flags == FlagOrder::NetworkFirst;
     let mut steps = Vec::new();
+    if waits_first {
+        steps.extend(entering().map(|cell| wait(arrived(cell, lane))));
+    }
     if let Some(flag) = writable(rank) {
         steps.extend(served().map(|mate| signal(mate, flag)));
     }
@@ -172,7 +179,7 @@ fn home_steps(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
                 steps.extend(announced(mate, cells(rank, shape.chunks), Source::Input));
             }
         }
-        FlagOrder::Batched => {
+        FlagOrder::Batched | FlagOrder::NetworkFirst => {
             steps.extend(served().filter_map(writable).map(wait));
             steps.extend(self_copy(request));
             let to_mates = || served().flat_map(|m| cells(rank, shape.chunks).map(move |c| (m, c)));
@@ -182,15 +189,17 @@ fn home_steps(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     }
 
     // The ranks of the node are ready by now, so what enters is distributed without a further wait.
-    for cell in entering_cells(request, rails, at) {
-        steps.push(wait(arrived(cell, lane)));
+    for cell in entering() {
+        if !waits_first {
+            steps.push(wait(arrived(cell, lane)));
+        }
         match shape.flags {
             FlagOrder::Prompt => {
                 for mate in served() {
                     steps.extend(announced(mate, [cell].into_iter(), Source::Output));
                 }
             }
-            FlagOrder::Batched => {
+            FlagOrder::Batched | FlagOrder::NetworkFirst => {
                 steps.extend(served().map(|mate| put(mate, cell, Source::Output)));
                 steps.extend(served().map(|mate| signal(mate, arrived(cell, lane))));
             }
@@ -242,7 +251,7 @@ fn ring_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
     }
 
     let mut awaited = targets(rails);
-    if shape.flags == FlagOrder::Batched {
+    if shape.flags.is_batched() {
         steps.extend(awaited.drain(..).filter_map(writable).map(wait));
     }
 
@@ -375,7 +384,7 @@ fn entry(members: &[Rank], at: usize) -> Rank {
 ///
 /// It is one of three: over the network, through lane 0, or the work of both lanes by one thread.
 fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
-    let CostRequest { sums, links, .. } = *request;
+    let CostRequest { sums, links, shape, .. } = *request;
     let tier = request.tier_between_nodes();
     let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
     let local = EffectiveLink::new(links, Some(Tier::Local), node_ranks, node_ranks);
@@ -403,7 +412,12 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimate {
     // the other.
     let waiting = between.senders.saturating_sub(1).saturating_mul(request.chunks());
     let at_once = sums.entering_from_one(node_ranks).saturating_mul(waiting.saturating_add(1));
-    let tail = if between.time > 0 { spread_cells(cell, at_once) } else { 0 };
+    let tail = match shape.flags {
+        // All copies inside the node come behind the last arrival.
+        FlagOrder::NetworkFirst if between.time > 0 => spread.saturating_add(forwards),
+        _ if between.time > 0 => spread_cells(cell, at_once),
+        _ => 0,
+    };
     // Lane 0 signals lane 1 that the operation has begun.
     let go = if between.time > 0 { own.hop } else { 0 };
     let by_network = sum([ready_network, go, between.time, between.hop, tail]);

@@ -26,7 +26,9 @@ use crate::error::Error;
 use crate::links::Links;
 #[cfg(doc)]
 use crate::plan::Tier;
-use crate::plan::{Algorithm, CHUNKS_MAX, FlagOrder, Lane, OUTPUTS_MAX, Plan};
+use crate::plan::{
+    Algorithm, CHUNKS_MAX, FlagOrder, INBOXES_MAX, Lane, OUTPUTS_MAX, Plan, flag_sets,
+};
 use crate::topology::Topology;
 
 mod direct;
@@ -34,6 +36,7 @@ mod doubling;
 pub(crate) mod estimate;
 mod hierarchical;
 mod ring;
+mod scatter;
 mod steps;
 
 use estimate::{ClusterSums, CostRequest, PathEstimate, Traffic};
@@ -54,6 +57,12 @@ pub struct Shape {
     /// With two, no rank signals `ready` if every rank gets data from every other one in each
     /// start.
     pub outputs: u32,
+    /// The number of inboxes that a reduction by the algorithm direct alternates between, 1 to
+    /// [`INBOXES_MAX`]; 1 in all other cases.
+    ///
+    /// With two, no rank signals `ready`, although every start writes to the same output. Unless
+    /// every rank gets data from every other one in each start, a rank signals `free`.
+    pub inboxes: u32,
     /// The order of signals, waits and copies in the plan.
     pub flags: FlagOrder,
     /// Whether a network connects the nodes, as a tier of its own; otherwise one fabric connects
@@ -64,17 +73,26 @@ pub struct Shape {
 }
 
 impl Default for Shape {
-    /// Returns the shape of an all-gather of whole blocks, out of place, with one output, prompt
-    /// flags and one fabric.
+    /// Returns the shape of an all-gather of whole blocks, out of place, with one output and one
+    /// inbox, prompt flags and one fabric.
     fn default() -> Self {
         Self {
             collective: Collective::AllGather,
             chunks: 1,
             in_place: false,
             outputs: 1,
+            inboxes: 1,
             flags: FlagOrder::Prompt,
             tiers: false,
         }
+    }
+}
+
+impl Shape {
+    /// Returns the number of sets of flags that starts use in turn, each with an inbox in a
+    /// reduction.
+    pub const fn flag_sets(&self) -> u32 {
+        flag_sets(self.outputs, self.inboxes)
     }
 }
 
@@ -113,6 +131,8 @@ pub struct Schedule {
     pub(crate) redundant: fn(&ClusterSums) -> Option<&'static str>,
     /// Returns whether ranks forward received data, so that the number of chunks matters.
     pub(crate) forwards: fn(&ClusterSums) -> bool,
+    /// Returns the number of chunks in a round, for a number of ranks. Only multiples are compared.
+    pub(crate) chunks_in_round: fn(u64) -> u64,
     /// Whether ranks get blocks from their peers instead of putting them.
     pub gets: bool,
     /// Whether the estimate counts neighboring blocks of several ranks as one copy.
@@ -130,7 +150,7 @@ pub struct Schedule {
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
 
-const SCHEDULES: [Schedule; 7] = [
+const SCHEDULES: [Schedule; 8] = [
     direct::DIRECT,
     direct::PULL,
     ring::RING,
@@ -138,6 +158,7 @@ const SCHEDULES: [Schedule; 7] = [
     hierarchical::HIERARCHICAL,
     hierarchical::HIERARCHICAL_RING,
     doubling::RECURSIVE_DOUBLING,
+    scatter::SCATTER_ALL_GATHER,
 ];
 
 /// Returns the [`Schedule`] of `algorithm`, which holds its functions and properties.
@@ -185,8 +206,9 @@ pub fn algorithms(collective: Collective) -> impl Iterator<Item = Algorithm> {
 /// Returns the algorithms that can execute an operation of this shape on `topology`, the simplest
 /// first.
 pub fn fitting(topology: &Topology, shape: Shape) -> impl Iterator<Item = Algorithm> {
-    algorithms(shape.collective)
-        .filter(move |&algorithm| misfit(algorithm, topology, shape).is_none())
+    algorithms(shape.collective).filter(move |&algorithm| {
+        misfit(algorithm, topology, shape).is_none() && check_inboxes(algorithm, shape).is_ok()
+    })
 }
 
 /// Returns why `algorithm` cannot be used on `topology`, or `None` if it can.
@@ -208,6 +230,7 @@ pub(crate) fn check_fits(
     if let Err(text) = shape.collective.check(topology.ranks(), shape.in_place) {
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
+    check_inboxes(algorithm, shape)?;
     let Some(why) = misfit(algorithm, topology, shape) else { return Ok(()) };
 
     let known: Vec<_> = fitting(topology, shape).map(Algorithm::name).collect();
@@ -229,6 +252,26 @@ fn check_suits(algorithm: Algorithm, collective: Collective) -> Result<(), Error
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
+/// Checks that plans of `algorithm` can alternate between as many inboxes as `shape` states.
+pub(crate) fn check_inboxes(algorithm: Algorithm, shape: Shape) -> Result<(), Error> {
+    let Shape { collective, inboxes, .. } = shape;
+
+    // Only this algorithm leaves out the flags that a second inbox replaces, and only reductions
+    // have inboxes.
+    let alternates = algorithm == Algorithm::Direct && collective.is_reduction();
+    let inboxes_max = if alternates { INBOXES_MAX } else { 1 };
+    if (1..=inboxes_max).contains(&inboxes) {
+        return Ok(());
+    }
+
+    let expected = if alternates { format!("1 to {inboxes_max}") } else { "1".to_owned() };
+    let operation = collective.with_article();
+    let text = format!(
+        "inboxes is {inboxes}, expected {expected} in {operation} by the algorithm {algorithm}"
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
 /// Creates the plan of one rank for a collective operation.
 ///
 /// # Errors
@@ -246,7 +289,7 @@ pub fn plan(
         return invalid(format!("rank {rank} does not exist in the topology of {topology}"));
     }
 
-    let Shape { collective, chunks, in_place, outputs, flags, tiers: _ } = shape;
+    let Shape { collective, chunks, in_place, outputs, inboxes, flags, tiers: _ } = shape;
     check_fits(algorithm, topology, shape)?;
     if !(1..=CHUNKS_MAX).contains(&chunks) {
         return invalid(format!("chunks is {chunks}, expected 1 to {CHUNKS_MAX}"));
@@ -261,7 +304,18 @@ pub fn plan(
 
     let ranks = Rank::at(topology.ranks()).0;
     let lanes = (schedule(algorithm).lanes)(&PlanRequest { topology, rank, shape });
-    Ok(Plan { collective, algorithm, rank, ranks, chunks, in_place, outputs, flags, lanes })
+    Ok(Plan {
+        collective,
+        algorithm,
+        rank,
+        ranks,
+        chunks,
+        in_place,
+        outputs,
+        inboxes,
+        flags,
+        lanes,
+    })
 }
 
 /// Creates the plans of all ranks of a topology, in rank order.
@@ -308,6 +362,14 @@ mod tests {
         let text = |rank, chunks| refused(rank, chunks, false, 1);
         assert_snapshot!(refused(Rank(0), 1, false, 3), @"outputs is 3, expected 1 to 2 out of place");
         assert_snapshot!(refused(Rank(0), 1, true, 2), @"outputs is 2, expected 1 to 1 in place");
+        let inboxes = |algorithm, collective, inboxes| {
+            error(algorithm, Rank(0), Shape { collective, inboxes, ..Shape::default() })
+        };
+        let [gather, scatter] = [Collective::AllGather, Collective::ReduceScatter];
+        assert_snapshot!(inboxes(Algorithm::Direct, scatter, 3), @"inboxes is 3, expected 1 to 2 in a reduce-scatter by the algorithm direct");
+        assert_snapshot!(inboxes(Algorithm::Direct, scatter, 0), @"inboxes is 0, expected 1 to 2 in a reduce-scatter by the algorithm direct");
+        assert_snapshot!(inboxes(Algorithm::Direct, gather, 2), @"inboxes is 2, expected 1 in an all-gather by the algorithm direct");
+        assert_snapshot!(inboxes(Algorithm::Ring, gather, 2), @"inboxes is 2, expected 1 in an all-gather by the algorithm ring");
         assert_snapshot!(text(Rank(3), 1), @"rank 3 does not exist in the topology of 3 ranks on 2 nodes");
         assert_snapshot!(text(Rank(0), 0), @"chunks is 0, expected 1 to 65536");
         assert_snapshot!(text(Rank(0), 65537), @"chunks is 65537, expected 1 to 65536");
@@ -315,7 +377,7 @@ mod tests {
         let broadcast = |root| of(Collective::Broadcast { root: Rank(root) });
         let all_to_all = of(Collective::AllToAll);
         assert_snapshot!(error(Algorithm::Direct, Rank(0), broadcast(3)), @"root is 3, expected a rank below 3");
-        assert_snapshot!(error(Algorithm::DoubleRing, Rank(0), broadcast(0)), @"algorithm double-ring does not support broadcast, expected direct or pull or ring");
+        assert_snapshot!(error(Algorithm::DoubleRing, Rank(0), broadcast(0)), @"algorithm double-ring does not support broadcast, expected direct or pull or ring or scatter-all-gather");
         assert_snapshot!(error(Algorithm::Ring, Rank(0), all_to_all), @"algorithm ring does not support all-to-all, expected direct or pull");
         let in_place = Shape { in_place: true, ..all_to_all };
         assert_snapshot!(error(Algorithm::Direct, Rank(0), in_place), @"in_place is true, expected false: an all-to-all cannot run in place");

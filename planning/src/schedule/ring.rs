@@ -29,7 +29,7 @@ use super::steps::{after, arrived, put, signal, wait, writable};
 use super::{PlanRequest, Schedule};
 use crate::collective::Collective;
 use crate::links::transfer_picoseconds;
-use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId, Source, Step, Tier};
+use crate::plan::{Algorithm, Cell, Lane, LaneId, Source, Step, Tier};
 use crate::units::{bytes, rate, time};
 
 pub(super) const RING: Schedule = Schedule {
@@ -39,6 +39,7 @@ pub(super) const RING: Schedule = Schedule {
     lanes: ring_lanes,
     redundant,
     forwards,
+    chunks_in_round: |_| 1,
     gets: false,
     joins_blocks: false,
     needs_measurements: |_, _| true,
@@ -54,6 +55,7 @@ pub(super) const DOUBLE_RING: Schedule = Schedule {
     lanes: double_ring_lanes,
     redundant,
     forwards,
+    chunks_in_round: |_| 1,
     gets: false,
     joins_blocks: false,
     needs_measurements: |_, _| true,
@@ -200,7 +202,7 @@ impl Direction<'_> {
         // without hops. Batched flags belong next to each other.
         let puts = (0..furthest).any(|hop| request.is_provider(self.origin(hop)));
         let awaited = writable(request, next, outward).filter(|_| puts);
-        if let (Some(flag), FlagOrder::Batched) = (awaited, shape.flags) {
+        if let (Some(flag), true) = (awaited, shape.flags.is_batched()) {
             push(outward, wait(flag));
         }
 
@@ -211,7 +213,7 @@ impl Direction<'_> {
         }
 
         // The self copy can run until the next rank is ready, so a prompt wait comes after it.
-        if let (Some(flag), FlagOrder::Prompt) = (awaited, shape.flags) {
+        if let (Some(flag), false) = (awaited, shape.flags.is_batched()) {
             push(outward, wait(flag));
         }
 

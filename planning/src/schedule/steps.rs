@@ -3,7 +3,7 @@
 use peerlane_hal::Rank;
 
 use super::{PlanRequest, Shape};
-use crate::plan::{Cell, Flag, LaneId, Source, Step, Tier};
+use crate::plan::{Cell, Flag, FlagOrder, LaneId, Source, Step, Tier};
 
 pub(super) const NETWORK_LANE: LaneId = LaneId(1);
 
@@ -31,6 +31,24 @@ pub(super) fn signal(peer: Rank, flag: Flag) -> Step {
 
 pub(super) fn wait(flag: Flag) -> Step {
     Step::Wait { flag }
+}
+
+/// Returns steps that put each cell to its peer, and signal its arrival.
+///
+/// Depending on `flags`, each put is followed by its signal, or all puts come before all signals.
+pub(super) fn announced_puts(
+    flags: FlagOrder,
+    puts: impl Iterator<Item = (Rank, Cell)> + Clone,
+    from: Source,
+    flag: impl Fn(Cell) -> Flag,
+) -> Vec<Step> {
+    let signals = puts.clone().map(|(peer, cell)| signal(peer, flag(cell)));
+    let puts = puts.map(|(peer, cell)| put(peer, cell, from));
+
+    match flags.is_batched() {
+        false => puts.zip(signals).flat_map(|(put, flag)| [put, flag]).collect(),
+        true => puts.chain(signals).collect(),
+    }
 }
 
 pub(super) fn arrived(cell: Cell, lane: LaneId) -> Flag {
@@ -67,6 +85,22 @@ pub(super) fn writable(request: &PlanRequest<'_>, from: Rank, lane: LaneId) -> O
         Shape { outputs: 1, .. } => Some(ready(from, lane)),
         Shape { collective, .. } if collective.everyone_hears_from_everyone() => None,
         _ => Some(Flag::Free { from, lane }),
+    }
+}
+
+/// Returns the flag that `from` signals when contributions may be put into its inbox, or `None` if
+/// no flag is needed.
+///
+/// The rank `from` signals the same flag. Several outputs have an inbox each, so the flag is that
+/// for writing to the output. With two alternating inboxes and one output, the chunks that arrived
+/// in the last start can show that the other inbox has been read, as they can for outputs.
+/// Otherwise a flag of the last start says so.
+pub(super) fn inbox_writable(request: &PlanRequest<'_>, from: Rank, lane: LaneId) -> Option<Flag> {
+    let Shape { collective, inboxes, .. } = request.shape;
+    match inboxes > 1 {
+        true if collective.everyone_hears_from_everyone() => None,
+        true => Some(Flag::Free { from, lane }),
+        false => writable(request, from, lane),
     }
 }
 

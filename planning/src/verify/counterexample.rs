@@ -159,19 +159,18 @@ impl Explainer<'_> {
             }
 
             Fault::PeerInUse { location, peer, start } => {
-                // The target's output is free once the target has entered the start that is
-                // `outputs` - 1 starts before this start.
-                let entered = start + 1 - self.set.outputs;
+                // The target's output or inbox is free once the target has entered that start.
+                let entered = start - self.set.age_of_target(&location.step);
                 self.events_to(self.find(location)?, start, &Needed::Start(peer, entered))
             }
 
             Fault::NotConsumed { location, start } => {
                 let step = self.find(location)?;
                 let wait = self.flags.of_step(step.0, step.1).wait;
-                // A flag was last signalled `outputs` starts ago, and is awaited `lag` starts
+                // A flag was last signalled `flag_sets` starts ago, and is awaited `lag` starts
                 // later.
                 let lag = self.set.lanes[wait.0].lag(wait.1);
-                let needed = Needed::Wait(wait, start + lag - self.set.outputs);
+                let needed = Needed::Wait(wait, start + lag - self.set.flag_sets);
                 self.events_to(step, start, &needed)
             }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use peerlane_hal::{ErrorKind, Rank};
 
 use crate::collective::Collective;
-use crate::plan::{CHUNKS_MAX, Cell, Flag, LaneId, OUTPUTS_MAX, Step, Tier};
+use crate::plan::{CHUNKS_MAX, Cell, Flag, INBOXES_MAX, LaneId, OUTPUTS_MAX, Step, Tier};
 
 /// The position of a step in the ordered steps of one lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,6 +89,18 @@ pub enum Fault {
         rank: Rank,
         /// The invalid number of outputs in the plan.
         outputs: u32,
+    },
+    /// A plan has an invalid number of inboxes: a reduction must have 1 to [`INBOXES_MAX`], any
+    /// other operation 1.
+    #[error(
+        "rank {rank}: inboxes is {inboxes}, expected 1 to {INBOXES_MAX} in a reduction, or 1 in \
+         another collective"
+    )]
+    Inboxes {
+        /// The rank whose plan has the invalid number of inboxes.
+        rank: Rank,
+        /// The invalid number of inboxes in the plan.
+        inboxes: u32,
     },
     /// A plan has a root that does not exist, or runs in place although its collective cannot.
     #[error("rank {rank}: {text}")]
@@ -343,7 +355,7 @@ pub enum Fault {
         /// The number of the run in which the signal may come too early, counted from 1.
         start: u32,
     },
-    /// A step may write to the output of a peer while the peer's caller still uses that output.
+    /// A step may write to the output or inbox of a peer that still uses that memory.
     #[error(
         "{location}: in start {start}, the step may write to rank {peer} before rank {peer} has \
          entered this start"
@@ -351,7 +363,7 @@ pub enum Fault {
     PeerInUse {
         /// The location of the step that may write too early.
         location: Location,
-        /// The rank whose output may be overwritten too early.
+        /// The rank whose output or inbox may be overwritten too early.
         peer: Rank,
         /// The number of the run in which the step may write too early, counted from 1.
         start: u32,
@@ -528,6 +540,7 @@ impl Fault {
             Self::NotRequired { .. }
             | Self::Chunks { .. }
             | Self::Outputs { .. }
+            | Self::Inboxes { .. }
             | Self::NoLane { .. }
             | Self::Lanes { .. }
             | Self::Unknown { .. }

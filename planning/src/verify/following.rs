@@ -10,8 +10,12 @@ use crate::plan::{Flag, Plan, Step};
 /// start of `next` signals, in the same order, so the next start knows as much behind either.
 ///
 /// Flags of a later start than the signal are not without `ready`: `first` does not signal them.
+///
+/// Plans with inboxes in turn never follow. Their outputs are not used in turn, so the starts of
+/// `first` would have to alternate inboxes, too.
 pub fn can_follow(first: &Plan, next: &Plan) -> bool {
-    let is_alternating = first.outputs == 1 && next.outputs == 2;
+    let counts = |plan: &Plan| (plan.outputs, plan.inboxes);
+    let is_alternating = counts(first) == (1, 1) && counts(next) == (2, 1);
     is_alternating
         && first.lanes.len() == next.lanes.len()
         && next.lane_ids().all(|lane| {
@@ -68,6 +72,25 @@ mod tests {
                     assert!(!can_follow(&next, &next) && !can_follow(&first, &first));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_plan_with_inboxes_in_turn_does_not_follow() {
+        let collective = Collective::ReduceScatter;
+        let shape = Shape { collective, ..Shape::default() };
+        let [first, next] = plans(Algorithm::Direct, (3, 1), shape).unwrap();
+        let in_turn = Shape { inboxes: 2, ..shape };
+        let [one_output, two_outputs] = plans(Algorithm::Direct, (3, 1), in_turn).unwrap();
+
+        assert!(can_follow(&first, &next));
+        for (first, next) in [
+            (&first, &one_output),
+            (&first, &two_outputs),
+            (&one_output, &next),
+            (&one_output, &two_outputs),
+        ] {
+            assert!(!can_follow(first, next), "{first}\n{next}");
         }
     }
 

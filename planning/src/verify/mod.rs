@@ -6,9 +6,9 @@
 //! it.
 //!
 //! The verifier knows no algorithm. It first checks the plans as a whole, then follows what each
-//! lane knows in one start, after as many starts as outputs are used in turn. More starts add
-//! nothing: a start refers at most to the last one that used the same output, and that one left
-//! every flag as this one does.
+//! lane knows in one start, after as many starts as sets of flags are used in turn. There is a set
+//! for each output or inbox, whichever are more. More starts add nothing: a start refers at most to
+//! the last one that used the same flags, and that one left every flag as this one does.
 //!
 //! The proof holds for flags that carry epochs and for flags that a captured start resets. No lane
 //! signals a flag again before it knows that its last signal was consumed. A wait resets its flag
@@ -159,8 +159,8 @@ impl Proof {
             additions,
             ranks: first.ranks,
             chunks: first.chunks,
-            // The verifier examines one start after as many starts as there are outputs.
-            starts: first.outputs + 1,
+            // The verifier examines one start after as many starts as there are sets of flags.
+            starts: first.flag_sets() + 1,
             steps: set.lanes.iter().map(|lane| lane.steps.len()).sum(),
             flags: flags.len(),
             coverage: Coverage::Exhaustive,

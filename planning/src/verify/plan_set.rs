@@ -9,7 +9,7 @@ use super::fault::{Fault, Location, Position};
 use super::symmetry::Symmetry;
 use crate::collective::Collective;
 use crate::plan::{
-    CHUNKS_MAX, Cell, Flag, LANES_MAX, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier,
+    CHUNKS_MAX, Cell, Flag, INBOXES_MAX, LANES_MAX, LaneId, OUTPUTS_MAX, Plan, Source, Step, Tier,
 };
 
 /// Returns the cells that must be copied to the output of `rank`, in order.
@@ -40,7 +40,10 @@ pub(super) struct PlanSet {
     pub(super) ranks: u32,
     pub(super) chunks: u32,
     pub(super) in_place: bool,
-    pub(super) outputs: u32,
+    /// The number of outputs that starts use in turn.
+    outputs: u32,
+    /// The number of sets of flags, and of inboxes in a reduction, that starts use in turn.
+    pub(super) flag_sets: u32,
     pub(super) lanes_per_rank: usize,
     pub(super) symmetry: Symmetry,
     pub(super) lanes: Vec<ClosedLane>,
@@ -73,6 +76,7 @@ impl PlanSet {
             chunks: first.map_or(0, |plan| plan.chunks),
             in_place: first.is_some_and(|plan| plan.in_place),
             outputs: first.map_or(1, |plan| plan.outputs),
+            flag_sets: first.map_or(1, Plan::flag_sets),
             lanes_per_rank: first.map_or(1, |plan| plan.lanes.len()),
             symmetry,
             lanes,
@@ -119,6 +123,18 @@ impl PlanSet {
     /// Returns how many starts before the wait at step `at` its signal comes, or 0 for other steps.
     pub(super) fn lag(&self, lane: usize, at: usize) -> i64 {
         self.lanes[lane].lag(at).into()
+    }
+
+    /// Returns how many starts before the start of `step` the target of the step must have entered,
+    /// so that it no longer uses the memory that the step writes to.
+    ///
+    /// The target uses that memory from the last start that wrote to it until it enters the start
+    /// after that one.
+    pub(super) fn age_of_target(&self, step: &Step) -> u32 {
+        // A contribution goes to an inbox, and every set of flags has one. Everything else goes to
+        // an output.
+        let buffers = if step.contributes(self.collective) { self.flag_sets } else { self.outputs };
+        buffers - 1
     }
 
     /// Returns whether the output of `rank` already holds `cell` at the beginning of a start.
@@ -189,6 +205,7 @@ pub(super) fn check<'a>(
         check_equal(index, "chunks", &plan.chunks, &first.chunks)?;
         check_equal(index, "in_place", &plan.in_place, &first.in_place)?;
         check_equal(index, "outputs", &plan.outputs, &first.outputs)?;
+        check_equal(index, "inboxes", &plan.inboxes, &first.inboxes)?;
         check_equal(index, "flags", &plan.flags, &first.flags)?;
     }
 
@@ -231,10 +248,10 @@ fn check_equal<T: PartialEq + Display>(
     })
 }
 
-/// Checks that a plan's numbers of chunks, outputs and lanes are in bounds, and that its root
-/// exists.
+/// Checks that a plan's numbers of chunks, outputs, inboxes and lanes are in bounds, and that its
+/// root exists.
 fn check_sizes(plan: &Plan) -> Result<(), Fault> {
-    let &Plan { rank, chunks, in_place, outputs, .. } = plan;
+    let &Plan { collective, rank, chunks, in_place, outputs, inboxes, .. } = plan;
 
     if !(1..=CHUNKS_MAX).contains(&chunks) {
         return Err(Fault::Chunks { rank, chunks });
@@ -245,7 +262,12 @@ fn check_sizes(plan: &Plan) -> Result<(), Fault> {
         return Err(Fault::Outputs { rank, outputs });
     }
 
-    if let Err(text) = plan.collective.check(plan.ranks as usize, in_place) {
+    let inboxes_max = if collective.is_reduction() { INBOXES_MAX } else { 1 };
+    if !(1..=inboxes_max).contains(&inboxes) {
+        return Err(Fault::Inboxes { rank, inboxes });
+    }
+
+    if let Err(text) = collective.check(plan.ranks as usize, in_place) {
         return Err(Fault::Collective { rank, text });
     }
 
@@ -361,8 +383,9 @@ impl StepCheck<'_> {
 
     /// Checks that plans may use `flag`, and that its rank, cell and lane exist.
     fn check_flag(&self, reader: Rank, flag: Flag) -> Result<(), Fault> {
-        self.check_exists(flag.lag() == 0 || self.plan.outputs > 1, || {
-            let expected = "another flag, because outputs are not used in turn";
+        // Inboxes in turn would be enough, but no schedule makes such plans.
+        self.check_exists(flag.lag() == 0 || self.plan.flag_sets() > 1, || {
+            let expected = "another flag, because neither outputs nor inboxes are used in turn";
             (format!("flag {flag}"), expected.to_owned())
         })?;
 

@@ -6,9 +6,10 @@
 //! along lanes and from each signal to its wait.
 //!
 //! Flags can tell a lane only facts of the start in which they are signalled, and all starts are
-//! alike. So it is enough to examine one start, after as many starts as there are outputs: a flag
-//! was last used `outputs` starts ago, and so was an output. Earlier starts know less of previous
-//! starts, but find flags and outputs unused.
+//! alike. So it is enough to examine one start, after as many starts as there are sets of flags: a
+//! flag was last used that many starts ago, and so was an inbox; an output was last used as many
+//! starts ago as there are outputs, which are not more. Earlier starts know less of previous
+//! starts, but find flags, inboxes and outputs unused.
 //!
 //! A rank is followed with all its lanes. From each signal of another rank it keeps how far the
 //! writer's lane had come, and the writer's other lanes as far as that lane knew. That nearly
@@ -101,7 +102,7 @@ impl Current {
 
 impl RaceCheck<'_> {
     fn last_start(&self) -> i64 {
-        self.set.outputs.into()
+        self.set.flag_sets.into()
     }
 
     /// Simulates the lanes of `rank` over all starts, and checks the steps of the last start.
@@ -157,7 +158,7 @@ impl RaceCheck<'_> {
 
         let signal_start = start - self.set.lag(home + lane, at);
         if signal_start < 0 {
-            // There is no start before the first one, which finds flags and outputs unused.
+            // There is no start before the first one, which finds flags and buffers unused.
             return;
         }
 
@@ -365,13 +366,15 @@ impl RaceCheck<'_> {
         Ok(())
     }
 
-    /// Returns the first start in which the current step could overwrite an output that `target`
-    /// still uses.
+    /// Returns the first start in which the current step could overwrite an output or an inbox that
+    /// `target` still uses.
     ///
     /// With several outputs, a start writes to the output of `outputs` starts ago. The caller of
-    /// the target had it until it entered the start after that one.
+    /// the target had it until it entered the start after that one. A contribution goes to the
+    /// inbox that was last used as many starts ago as there are inboxes. The target had added what
+    /// was in it before it entered the start after that one.
     fn start_in_use(&mut self, current: Current, target: Rank) -> Option<u32> {
-        let age = self.set.outputs - 1;
+        let age = self.set.age_of_target(&current.location(self.set).step);
         (!self.knows(current, Fact::entered(target, age))).then_some(age + 1)
     }
 
@@ -395,10 +398,10 @@ impl RaceCheck<'_> {
         let (reader, at) = self.flags.of_step(current.home + current.lane, current.at).wait;
         let wait = Wait { rank: peer, lane: self.set.lanes[reader].lane, at };
 
-        // The flag was last signalled `outputs` starts ago, and that signal is awaited `lag` starts
-        // later.
+        // The flag was last signalled `flag_sets` starts ago, and that signal is awaited `lag`
+        // starts later.
         let lag = self.set.lanes[reader].lag(at);
-        let age = self.set.outputs.saturating_sub(lag);
+        let age = self.set.flag_sets.saturating_sub(lag);
         if self.knows(current, Fact::passed(wait, age)) {
             return Ok(());
         }
@@ -467,7 +470,7 @@ fn sibling_times(set: &PlanSet, flags: &Flags) -> SiblingTimes {
     let mut clocks = VectorClocks::new(lanes, lanes);
     for (_, home) in set.followed_ranks() {
         clocks.clear();
-        for start in 0..=i64::from(set.outputs) {
+        for start in 0..=i64::from(set.flag_sets) {
             let start_time = happens_before.time(start, 0);
             run_start(set, flags, home, |Visit { lane, at, kind }| {
                 match kind {

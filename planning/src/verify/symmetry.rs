@@ -216,14 +216,25 @@ impl Symmetry {
     /// rank of `representative` to the rank of `plan`.
     pub(super) fn matches(&self, representative: &Plan, plan: &Plan) -> bool {
         // The pattern has every field of a plan, so that a new field is not forgotten here.
-        let Plan { collective, algorithm, rank: _, ranks, chunks, in_place, outputs, flags, lanes } =
-            plan;
+        let Plan {
+            collective,
+            algorithm,
+            rank: _,
+            ranks,
+            chunks,
+            in_place,
+            outputs,
+            inboxes,
+            flags,
+            lanes,
+        } = plan;
         let agrees = *collective == representative.collective
             && *algorithm == representative.algorithm
             && *ranks == representative.ranks
             && *chunks == representative.chunks
             && *in_place == representative.in_place
             && *outputs == representative.outputs
+            && *inboxes == representative.inboxes
             && *flags == representative.flags
             && lanes.len() == representative.lanes.len();
         if !agrees {

@@ -28,6 +28,7 @@ fn fault(change: impl FnOnce(&mut [ClosedLane])) -> Option<String> {
         chunks: 1,
         in_place: false,
         outputs: 1,
+        inboxes: 1,
         flags: FlagOrder::Prompt,
         lanes,
     };
@@ -197,6 +198,35 @@ fn a_representative_does_not_stand_for_ranks_with_another_goal() {
     assert!(plans.iter().all(|plan| symmetry.matches(&representative, plan)));
     let fault = verify(&plans).unwrap_err();
     assert_eq!(fault.class(), FaultClass::OutOfOrder, "{fault}");
+}
+
+/// A put into an output needs more than a put into an inbox, although a start has one set of flags.
+#[test]
+fn only_contributions_alternate_with_inboxes() {
+    let ages = |outputs, inboxes| {
+        let topology = Topology::flat(3).unwrap();
+        let collective = Collective::AllReduce;
+        let shape = Shape { collective, outputs, inboxes, ..Shape::default() };
+        let plans = schedule::plans(Algorithm::Direct, &topology, shape).unwrap();
+        let set = PlanSet::new(&plans, Symmetry::none(3));
+        let put = |from| Step::Put { peer: Rank(1), cell: Cell { block: Rank(0), chunk: 0 }, from };
+        let ages = [Source::Input, Source::Output].map(|from| set.age_of_target(&put(from)));
+        (ages, set.flag_sets)
+    };
+    assert_eq!(ages(1, 1), ([0, 0], 1));
+    assert_eq!(ages(1, 2), ([1, 0], 2));
+    assert_eq!(ages(2, 1), ([1, 1], 2));
+    assert_eq!(ages(2, 2), ([1, 1], 2));
+}
+
+/// Plans that differ in nothing but the memory that they use in turn.
+#[test]
+fn a_representative_does_not_stand_for_ranks_with_other_inboxes() {
+    let symmetry = Symmetry::none(2);
+    let plan = plans_of(Collective::ReduceScatter, 2, 2).swap_remove(0);
+    assert!(symmetry.matches(&plan, &plan));
+    assert!(!symmetry.matches(&plan, &Plan { inboxes: 2, ..plan.clone() }));
+    assert!(!symmetry.matches(&plan, &Plan { outputs: 1, ..plan.clone() }));
 }
 
 /// A lane would wait for a signal of its own last start, which the race check does not follow.

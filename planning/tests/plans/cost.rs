@@ -98,10 +98,17 @@ fn times_are_those_computed_by_hand() {
     assert_eq!(hierarchical, 10.0 + (10.0 + 2.0 * 21.0 + 10.0));
     // A single rank has only the self copy.
     let one = Topology::flat(1).unwrap();
-    for &algorithm in Algorithm::ALL {
+    for algorithm in schedule::algorithms(Collective::AllGather) {
         assert_eq!(micros(algorithm, &one, Shape::default(), 20_000), 21.0, "{algorithm}");
         assert_eq!(micros(algorithm, &one, in_place, 20_000), 0.0, "{algorithm}");
     }
+    // The root puts three parts of 1 + 10, and each other rank passes two of them on. In two rounds
+    // of 1 + 5, only what a rank passes on in the last one is not hidden, and a third flag is.
+    let broadcast = Shape { collective: Collective::Broadcast { root: Rank(1) }, ..in_place };
+    let in_parts =
+        |chunks| micros(Algorithm::ScatterAllGather, &four, Shape { chunks, ..broadcast }, 30_000);
+    assert_eq!(in_parts(3), 10.0 + 3.0 * 11.0 + 2.0 * 11.0 + 2.0 * 10.0);
+    assert_eq!(in_parts(6), 10.0 + 6.0 * 6.0 + 2.0 * 6.0 + 3.0 * 10.0);
 }
 
 #[test]
@@ -290,6 +297,34 @@ fn a_root_that_does_not_exist_is_named() {
     assert_eq!(predicted.unwrap_err().to_string(), text);
 }
 
+/// A second inbox saves the first phase in which ranks wait for `ready`.
+#[test]
+fn inboxes_in_turn_save_the_time_of_ready() {
+    let (topology, links) = (Topology::flat(4).unwrap(), Links::default());
+    let reductions = Collective::ALL.iter().filter(|one| one.is_reduction());
+    for collective in reductions.map(|one| one.with_root(Rank(1))) {
+        let cost = |inboxes| {
+            let shape = Shape { collective, inboxes, ..Shape::default() };
+            cost::predict(Algorithm::Direct, &topology, shape, &[KIB; 4], &links).unwrap()
+        };
+        let has_ready = |cost: &Cost| cost.terms.iter().any(|term| term.name == "ready");
+        let (single, turn) = (cost(1), cost(2));
+
+        assert_eq!((has_ready(&single), has_ready(&turn)), (true, false), "{collective}");
+        assert!(turn.picoseconds < single.picoseconds, "{collective}");
+        assert!(turn.memory_bytes >= single.memory_bytes + 4 * KIB, "{collective}");
+        assert!(turn.memory_bytes < 2 * single.memory_bytes, "{collective}");
+    }
+
+    let shape = Shape { inboxes: 2, ..Shape::default() };
+    let predicted = cost::predict(Algorithm::Direct, &topology, shape, &[KIB; 4], &links);
+    let text = "inboxes is 2, expected 1 in an all-gather by the algorithm direct";
+    assert_eq!(predicted.unwrap_err().to_string(), text);
+    let asked = Question { shape, ..question(&topology, &[KIB; 4], &links) };
+    assert_eq!(cost::choose(&asked).unwrap_err().to_string(), text);
+    assert_eq!(schedule::fitting(&topology, shape).count(), 0);
+}
+
 #[test]
 fn choosing_for_16384_ranks_takes_no_time() {
     let topology = uneven(&[8; 2048]);
@@ -411,6 +446,7 @@ fn times_of_the_slowest_links_and_the_longest_blocks_saturate() {
                 chunks: [1, 3, 65_536][rng.usize(..3)],
                 in_place,
                 outputs: if in_place { 1 } else { rng.u32(1..=2) },
+                inboxes: if collective.is_reduction() { rng.u32(1..=2) } else { 1 },
                 flags: if rng.bool() { FlagOrder::Prompt } else { FlagOrder::Batched },
                 tiers: rng.bool(),
             };

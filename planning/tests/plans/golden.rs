@@ -55,7 +55,11 @@ fn compare_on(
 ) {
     let place = if shape.in_place { "in" } else { "out_of" };
     let chunks = plural(shape.chunks as usize, "chunk");
-    let turn = if shape.outputs == 1 { "" } else { "_in_turn" };
+    let turn = match (shape.outputs, shape.inboxes) {
+        (1, 1) => "",
+        (1, _) => "_inboxes_in_turn",
+        _ => "_in_turn",
+    };
     let flags = if shape.flags == FlagOrder::Prompt { "" } else { "_batched" };
     let tiers = if shape.tiers { "_tiers" } else { "" };
     let rank = if golden_ranks == GoldenRanks::All { "" } else { "_rank_0" };
@@ -212,9 +216,24 @@ fn reductions() {
         compare(Algorithm::Direct, 3, batched);
         let tiers = Shape { tiers: true, ..shape };
         compare_nodes(Algorithm::Direct, &[2, 1], tiers, GoldenRanks::All);
+        compare(Algorithm::Direct, 3, Shape { inboxes: 2, ..shape });
     }
     let in_place = Shape { collective: Collective::AllReduce, in_place: true, ..Shape::default() };
     compare(Algorithm::Direct, 3, in_place);
+    let batched = Shape { chunks: 2, inboxes: 2, flags: FlagOrder::Batched, ..in_place };
+    compare(Algorithm::Direct, 3, batched);
+}
+
+#[test]
+fn scatter_and_all_gather() {
+    let of = |root| Collective::Broadcast { root: Rank(root) };
+    for (ranks, root) in [(1, 0), (2, 0), (4, 2)] {
+        let shape = Shape { collective: of(root), chunks: 6, ..Shape::default() };
+        compare(Algorithm::ScatterAllGather, ranks, shape);
+    }
+    let batched = Shape { collective: of(0), flags: FlagOrder::Batched, ..Shape::default() };
+    compare(Algorithm::ScatterAllGather, 4, Shape { chunks: 3, ..batched });
+    compare(Algorithm::ScatterAllGather, 3, Shape { chunks: 4, outputs: 2, ..batched });
 }
 
 #[test]
@@ -267,6 +286,7 @@ fn plan_of(options: &str) -> Plan {
             "--nodes" => topology = Some(value().parse().unwrap()),
             "--algorithm" => algorithm = value().parse().unwrap(),
             "--chunks" => shape.chunks = value().parse().unwrap(),
+            "--inboxes" => shape.inboxes = value().parse().unwrap(),
             "--rank" => rank = Rank(value().parse().unwrap()),
             "--in-place" => shape.in_place = true,
             "--tiers" => shape.tiers = true,

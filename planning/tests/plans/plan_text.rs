@@ -26,6 +26,7 @@ fn random_plan(rng: &mut Rng) -> Plan {
         chunks: number(rng),
         in_place: rng.bool(),
         outputs: if rng.bool() { 1 } else { number(rng) },
+        inboxes: if rng.bool() { 1 } else { number(rng) },
         flags: *rng.choice(FlagOrder::ALL).unwrap(),
         lanes,
     }
@@ -120,7 +121,7 @@ fn the_text_is_readable() {
 fn the_json_is_readable() {
     let mut plan = Form::PutLane.plans(2, 1, true).swap_remove(1);
     plan.lanes[1].steps.push(Step::Wait { flag: Flag::Go { lane: LaneId(2) } });
-    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"collective":"all-gather","algorithm":"direct","rank":1,"ranks":2,"chunks":1,"in_place":true,"outputs":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"block":0,"chunk":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"block":1,"chunk":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"block":1,"chunk":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
+    assert_snapshot!(serde_json::to_string(&plan).unwrap(), @r#"{"collective":"all-gather","algorithm":"direct","rank":1,"ranks":2,"chunks":1,"in_place":true,"outputs":1,"inboxes":1,"flags":"prompt","lanes":[{"tier":"local","steps":[{"signal":{"peer":0,"flag":{"ready":{"from":1,"lane":1}}}},{"wait":{"flag":{"arrived":{"cell":{"block":0,"chunk":0},"lane":0}}}}]},{"tier":"local","steps":[{"wait":{"flag":{"ready":{"from":0,"lane":1}}}},{"put":{"peer":0,"cell":{"block":1,"chunk":0},"from":"input"}},{"signal":{"peer":0,"flag":{"arrived":{"cell":{"block":1,"chunk":0},"lane":0}}}},{"wait":{"flag":{"go":{"lane":2}}}}]}]}"#);
 }
 
 #[test]
@@ -133,13 +134,31 @@ fn indentation_and_blank_lines_are_ignored() {
 #[test]
 fn faults_in_the_header_are_named() {
     assert_snapshot!(fault(""), @r#"invalid plan, line 1 "": expected all-gather, broadcast, all-to-all, gather, scatter, reduce-scatter, all-reduce, reduce, scan or exscan, found the end of the line"#);
-    assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"invalid plan, line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring or recursive-doubling, found "spiral""#);
+    assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"invalid plan, line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling or scatter-all-gather, found "spiral""#);
     assert_snapshot!(fault("all-gather direct rank 0 of 2"), @r#"invalid plan, line 1 "all-gather direct rank 0 of 2": expected ":", found "rank""#);
     assert_snapshot!(fault("all-gather direct: rank -1 of 2"), @r#"invalid plan, line 1 "all-gather direct: rank -1 of 2": expected the number of a rank, found "-1""#);
     assert_snapshot!(fault("all-gather direct: rank 0 of 4294967296"), @r#"invalid plan, line 1 "all-gather direct: rank 0 of 4294967296": expected the number of ranks, found "4294967296""#);
     assert_snapshot!(fault("all-gather direct: rank 0 of 2, 2 chunk, in place"), @r#"invalid plan, line 1 "all-gather direct: rank 0 of 2, 2 chunk, in place": expected "chunks", found "chunk""#);
     assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 chunk, somewhere"), @r#"invalid plan, line 1 "all-gather direct: rank 0 of 2, 1 chunk, somewhere": expected in place or out of place, found "somewhere""#);
     assert_snapshot!(fault("all-gather direct: rank 0 of 2, 1 chunk, in place now"), @r#"invalid plan, line 1 "all-gather direct: rank 0 of 2, 1 chunk, in place now": expected the end of the line, found "now""#);
+    let turn =
+        |end: &str| fault(&format!("reduce-scatter direct: rank 0 of 2, 1 chunk, in place, {end}"));
+    assert_snapshot!(turn("two"), @r#"invalid plan, line 1 "reduce-scatter direct: rank 0 of 2, 1 chunk, in place, two": expected the number of outputs or inboxes, or flags, found "two""#);
+    assert_snapshot!(turn("2 windows in turn"), @r#"invalid plan, line 1 "reduce-scatter direct: rank 0 of 2, 1 chunk, in place, 2 windows in turn": expected outputs or inboxes, found "windows""#);
+    assert_snapshot!(turn("2 outputs in turn, 2 outputs in turn"), @r#"invalid plan, line 1 "reduce-scatter direct: rank 0 of 2, 1 chunk, in place, 2 outputs in turn, 2 outp"…: expected inboxes, found "outputs""#);
+    assert_snapshot!(turn("2 inboxes in turn, 2 outputs in turn"), @r#"invalid plan, line 1 "reduce-scatter direct: rank 0 of 2, 1 chunk, in place, 2 inboxes in turn, 2 outp"…: expected "flags", found "2""#);
+    assert_snapshot!(turn("flags batched, 2 inboxes in turn"), @r#"invalid plan, line 1 "reduce-scatter direct: rank 0 of 2, 1 chunk, in place, flags batched, 2 inboxes "…: expected the end of the line, found ",""#);
+}
+
+/// Plans of earlier versions state no number of inboxes.
+#[test]
+fn json_without_inboxes_has_one() {
+    let plan =
+        Form::Goal(Collective::AllReduce, Algorithm::Direct).plans(2, 1, false).swap_remove(0);
+    let json = serde_json::to_string(&plan).unwrap();
+    let earlier = json.replace("\"inboxes\":1,", "");
+    assert_ne!(earlier, json);
+    assert_eq!(serde_json::from_str::<Plan>(&earlier).unwrap(), plan);
 }
 
 #[test]
@@ -205,7 +224,7 @@ fn json_of_other_shapes_is_refused() {
     assert!(refused(json.replace("\"put\"", "\"copy\"")));
     let error = |broken: String| serde_json::from_str::<Plan>(&broken).unwrap_err().to_string();
     assert_snapshot!(error(json.replace("\"all-gather\"", "\"all-sum\"")), @"unknown variant `all-sum`, expected one of `all-gather`, `broadcast`, `all-to-all`, `gather`, `scatter`, `reduce-scatter`, `all-reduce`, `reduce`, `scan`, `exscan` at line 1 column 23");
-    assert_snapshot!(error(json.replace("\"collective\":\"all-gather\",", "")), @"missing field `collective` at line 1 column 455");
+    assert_snapshot!(error(json.replace("\"collective\":\"all-gather\",", "")), @"missing field `collective` at line 1 column 467");
     assert!(refused(json.replace("\"chunk\":0", "\"chunk\":-1")));
     assert!(refused(json.replace("\"in_place\":true", "\"in_place\":true,\"more\":1")));
 }

@@ -52,6 +52,7 @@ impl Case {
             chunks: rng.u32(1..=if ranks > 16 { 2 } else { 4 }),
             in_place,
             outputs: if in_place { 1 } else { rng.u32(1..=2) },
+            inboxes: 1,
             flags: *rng.choice(FlagOrder::ALL).unwrap(),
             tiers: rng.bool(),
             collective: Collective::AllGather,
@@ -71,6 +72,9 @@ impl Case {
         let root = Rank::at(rng.usize(..self.blocks.len()));
         self.shape.collective = rng.choice(Collective::ALL).unwrap().with_root(root);
         self.shape.in_place &= self.shape.collective.runs_in_place();
+        if self.shape.collective.is_reduction() {
+            self.shape.inboxes = rng.u32(1..=2);
+        }
         if matches!(self.shape.collective, Collective::Scan | Collective::Exscan) {
             let units = self.blocks[0];
             self.blocks.fill(units);
@@ -194,4 +198,14 @@ fn cases_are_of_every_kind() {
     some(&|case| !case.node_of_rank.is_sorted());
     some(&|case| case.blocks.contains(&0) && case.blocks.iter().any(|&units| units > 0));
     some(&|case| case.shape.in_place && case.shape.flags == FlagOrder::Batched);
+    for &collective in [Collective::ReduceScatter, Collective::AllReduce].iter() {
+        for &flags in FlagOrder::ALL {
+            some(&|case| {
+                let Shape { outputs, inboxes, .. } = case.shape;
+                let found = (case.shape.collective, case.shape.flags);
+                found == (collective, flags) && (outputs, inboxes) == (1, 2)
+            });
+        }
+    }
+    some(&|case| case.shape.in_place && case.shape.inboxes == 2);
 }

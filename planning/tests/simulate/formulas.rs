@@ -81,7 +81,8 @@ fn agree_with_root(collective: impl Fn(usize) -> Collective) {
             let in_place = collective.runs_in_place();
             for (bytes, chunks) in [(4 << 10, 1), (1 << 20, 1), (1 << 20, 4), (64 << 20, 8)] {
                 let tiers = topology.nodes() > 1;
-                let shape = Shape { collective, chunks, in_place, outputs: 1, flags, tiers };
+                let shape =
+                    Shape { collective, chunks, in_place, flags, tiers, ..Shape::default() };
                 for algorithm in schedule::fitting(&topology, shape) {
                     let blocks = vec![bytes; topology.ranks()];
                     let layout = Layout::new(collective, &blocks, chunks).unwrap();

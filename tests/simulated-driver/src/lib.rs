@@ -28,14 +28,15 @@
 //!
 //! # What it does not model
 //!
-//! - Kernels: only those of Peerlane's reductions run. `cuModuleGetFunction` returns 801
-//!   (CUDA_ERROR_NOT_SUPPORTED) for another kernel. Tests replace kernels by copies and fills.
+//! - Kernels: only those of Peerlane run, which reduce memory or make a whole start of a collective.
+//!   `cuModuleGetFunction` returns 801 (CUDA_ERROR_NOT_SUPPORTED) for another kernel. Tests replace kernels by copies and fills.
 //! - Time: copies take no time unless a setting says so, and no measurement means anything.
 //! - Managed memory, arrays and textures, memory pools beyond the default one, contexts other than
 //!   primary ones and those of `cuCtxCreate_v2`, graphs that are built node by node, and the packet
 //!   queues of HSA. The library lacks their symbols, so looking one up fails.
 //! - The memory model of a GPU: a store is visible to all once it is made. A race that only a device
-//!   shows stays hidden.
+//!   shows stays hidden. Kernels of whole starts are an exception: their stores become visible late
+//!   and in any order, until a fence.
 //! - The staging of copies through the host: copies between devices of one process need peer access.
 //!
 //! A test that passes here shows that the calls, their order and the handling of their errors are
@@ -73,6 +74,8 @@
 //! | `NIC_WRITES` | when writes of NICs are visible: `ordered`, always; `flush`, after a flush; `lost`, never reliably | `flush` |
 //! | `FABRIC` | handles for other nodes: `none`; `refused`, reported as supported but not permitted; `works` | `refused` |
 //! | `PTX` | whether the driver accepts kernels: `accepted`, `refused` | `accepted` |
+//! | `KERNEL_MUTANT`, `KERNEL_HOLD` | a fault of the kernels of whole starts, which tests must find; what these hold back on all devices but the first, while it is set: `stores`, second `halves` of tagged words, `blocks` but the first, or `turns`, in which blocks run one after the other | `none` |
+//! | `KERNEL_STARTS` | how many starts these kernels count in addition | 0 |
 //! | `BATCH_MAX` | the most memory operations of a batch | 255 |
 //! | `BATCH_ORDER` | of the words of a batch: `kept`, `parallel`, writes before waits | `kept` |
 //! | `PEER_WRITES` | stream writes to other devices' memory: `allow`, `refuse`, `drop` without an error | `allow` |

@@ -18,7 +18,7 @@ use mixed::processes::Kind::{Cuda, Host, Rocm, Sdma};
 use mixed::processes::{Processes, Scenario};
 use mixed::rank;
 
-const PROCESSES: [Processes; 16] = [
+const PROCESSES: [Processes; 18] = [
     Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (1, Cuda)] },
     Processes {
         scenario: Scenario::Gathers,
@@ -48,6 +48,8 @@ const PROCESSES: [Processes; 16] = [
     Processes { scenario: Scenario::Disagrees, ranks: &[(0, Cuda), (0, Host), (1, Cuda)] },
     Processes { scenario: Scenario::Killed, ranks: &[(0, Cuda), (1, Cuda), (2, Cuda)] },
     Processes { scenario: Scenario::Killed, ranks: &[(0, Host), (1, Cuda), (1, Cuda)] },
+    Processes { scenario: Scenario::Killed, ranks: &[(0, Cuda), (0, Cuda), (1, Cuda), (1, Cuda)] },
+    Processes { scenario: Scenario::Killed, ranks: &[(0, Cuda), (1, Cuda), (1, Cuda)] },
 ];
 
 /// Around a slot, and beyond all slots together.

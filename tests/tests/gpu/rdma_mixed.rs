@@ -23,9 +23,11 @@ use mixed::processes::Kind::{Cuda, Host};
 use mixed::processes::{Processes, Scenario};
 use mixed::rank;
 
-/// `mixed_processes` has more of them; these show that a NIC which cannot register the memory of a device stages it.
-const PROCESSES: [Processes; 3] = [
+/// `mixed_processes` has more of them; these show that a NIC which cannot register the memory of a device stages it, and
+/// that launches inside of a node wait for what comes through it.
+const PROCESSES: [Processes; 4] = [
     Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (1, Host), (1, Host), (2, Cuda)] },
+    Processes { scenario: Scenario::Gathers, ranks: &[(0, Cuda), (0, Cuda), (1, Cuda)] },
     Processes { scenario: Scenario::Strict, ranks: &[(0, Cuda), (1, Host)] },
     Processes { scenario: Scenario::Killed, ranks: &[(0, Cuda), (1, Cuda)] },
 ];

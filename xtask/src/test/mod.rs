@@ -1,4 +1,5 @@
-//! `cargo xtask test`: runs the tests of all backends, of one, or of the Python package.
+//! `cargo xtask test`: runs the tests of all backends, of one, of the Python package, or for
+//! AArch64.
 
 use std::fmt;
 use std::fs;
@@ -12,6 +13,7 @@ use self::programs::{Program, Results};
 use crate::workspace;
 use peerlane_rxe_vm::process::{self, Outcome, cargo};
 
+mod aarch64;
 mod changed;
 mod programs;
 pub(crate) mod python;
@@ -52,6 +54,8 @@ enum Backend {
     Rdma(rdma::Options),
     /// The Python package.
     Python(python::Options),
+    /// The reference backend and what it is made of, as programs for AArch64 under QEMU.
+    Aarch64,
     /// Every backend; one that cannot be tested here is a failure.
     All,
 }
@@ -165,6 +169,7 @@ fn run_backend(options: &Options) -> Outcome {
         Some(Backend::Rocm(options)) => rocm::run(options),
         Some(Backend::Rdma(options)) => rdma::run(options),
         Some(Backend::Python(options)) => python::run(options),
+        Some(Backend::Aarch64) => aarch64::run(),
         Some(Backend::All) => {
             // Fetched first, because the tests of the bindings skip what is missing.
             crate::rocm::releases()?;

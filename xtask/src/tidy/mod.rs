@@ -66,13 +66,15 @@ pub(crate) fn run() -> Outcome {
 
 /// Checks that the PTX of the kernels was generated from their source.
 fn check_kernels(tree: &Tree) -> Vec<Finding> {
-    let text = |path| {
-        let mut files = tree.files().iter();
-        files.find(|file| file.path == path).map_or("", |file| file.text.as_str())
-    };
-    let stale = kernels::stale(text(kernels::SOURCE), text(kernels::PTX));
+    let text = |path: &str| tree.file(path).map_or_else(String::new, |file| file.text.clone());
     let mend = "run `cargo xtask kernels`";
-    stale.map(|why| Finding::new(kernels::PTX, 1, why, mend)).into_iter().collect()
+
+    let findings = kernels::NAMES.iter().filter_map(|name| {
+        let ptx = kernels::ptx_path(name);
+        let why = kernels::stale(&kernels::source(name, text), &text(&ptx))?;
+        Some(Finding::new(&ptx, 1, why, mend))
+    });
+    findings.collect()
 }
 
 /// A file, with its path relative to the root.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::shape::Lens;
 use crate::collective::Collective;
 use crate::element::{DType, Operator, Untyped};
+use crate::error::Error;
 use crate::group::operation::{AllToAllV, UntypedOperation};
 
 /// What two calls have in common that can use the same prepared operation.
@@ -51,6 +52,16 @@ impl Kept {
     pub(super) fn lock(&self) -> MutexGuard<'_, Prepared> {
         // An operation whose start has panicked waits for it in the next start.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Prepared {
+    /// Waits until the starts have nothing left to do.
+    pub(super) fn settle(&self) -> Result<(), Error> {
+        match self {
+            Self::Operation(operation) => operation.settle(),
+            Self::AllToAllV(exchange) => exchange.settle(),
+        }
     }
 }
 
@@ -114,8 +125,9 @@ impl<K: Clone + Eq + Hash, V> RecentMap<K, V> {
         self.entries.remove(&oldest).map(|(value, _)| value)
     }
 
-    pub(super) fn retain(&mut self, is_kept: impl Fn(&K) -> bool) {
-        self.entries.retain(|key, _| is_kept(key));
+    /// Removes the values whose keys fit, and returns them.
+    pub(super) fn remove_where(&mut self, fits: impl Fn(&K) -> bool) -> Vec<V> {
+        self.entries.extract_if(|key, _| fits(key)).map(|(_, (value, _))| value).collect()
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &K> {

@@ -18,6 +18,7 @@ mod splits;
 mod staging;
 mod start;
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,9 +36,10 @@ use self::staging::Staging;
 use self::start::OpenCall;
 use super::Group;
 use super::agreement::{Offer, agree};
+use super::engines::EngineKind;
 use super::operation::{BlockLens, Part, UntypedOperation};
 use super::runtime::Runtime;
-use super::stats::CallCounts;
+use super::stats::{CallCounts, CallPath};
 use super::window::{Inner, Window};
 use crate::collective::Collective;
 use crate::element::{DType, Operator, Untyped};
@@ -49,6 +51,8 @@ const OPERATIONS_MAX: usize = 64;
 const STARTS_MAX: usize = 256;
 /// Reductions of fewer elements share one operation.
 const REDUCTION_LEN_MIN: usize = 1 << 12;
+/// Copies with blocks of up to so many bytes share one operation, if one launch can make a start.
+const SHORT_BYTES: usize = 4 << 20;
 /// Blocks of fewer elements share one operation if blocks have lengths of their own.
 const COUNT_MIN: usize = 1 << 6;
 
@@ -119,15 +123,16 @@ pub(super) struct Calls {
     /// Operations that graphs have recorded, which stay, because a graph can be replayed at any
     /// time.
     recorded: RecentMap<Key, Entry>,
-    /// The operations of calls with splits, by the window that holds their memory and by whether
-    /// they run beside compute.
-    with_splits: RecentMap<(u64, bool), Arc<Kept>>,
+    /// The operations of calls with splits, by the number of the window that holds their memory.
+    with_splits: RecentMap<u64, Arc<Kept>>,
     staging: Staging,
     /// The last start on the host, until it is complete.
     open: Option<Arc<OpenCall>>,
     /// Whether calls on streams may not be complete.
     has_calls_on_streams: bool,
     counts: CallCounts,
+    /// The calls of operations that were dropped.
+    past_paths: Vec<CallPath>,
 }
 
 /// An operation that is kept, and the calls that it has made.
@@ -138,6 +143,10 @@ struct Entry {
     /// The lengths and places of the last call, and whether the ranks have compared them by
     /// messages.
     last: Option<(Start, bool)>,
+    /// The number of calls that used each plan of the operation.
+    calls: Vec<u64>,
+    /// The index of the plan that the last call used.
+    plan: usize,
 }
 
 impl Entry {
@@ -146,6 +155,34 @@ impl Entry {
             operation: Kept::new(Prepared::Operation(Box::new(operation))),
             compared: RecentMap::new(STARTS_MAX),
             last: None,
+            calls: Vec::new(),
+            plan: 0,
+        }
+    }
+
+    /// Counts a call whose lengths and places are set.
+    fn count_call(&mut self) {
+        if self.calls.len() <= self.plan {
+            self.calls.resize(self.plan + 1, 0);
+        }
+        self.calls[self.plan] += 1;
+    }
+
+    /// Adds the calls of the operation to `paths`.
+    fn add_paths(&self, paths: &mut Vec<CallPath>) {
+        let operation = self.operation.lock();
+        let report = operation.report();
+
+        for (plan, calls) in self.calls.iter().enumerate().filter(|(_, calls)| **calls > 0) {
+            // The plan of the longest starts comes first, then those that the report lists.
+            let shorter = plan.checked_sub(1).and_then(|index| report.shorter.get(index));
+            let (form, algorithm, engine) = match shorter {
+                Some(range) => (range.form, range.algorithm, range.engine.clone()),
+                None => (report.choice.form, report.algorithm, report.choice.engine.clone()),
+            };
+
+            let collective = report.collective.name();
+            CallPath { collective, form, algorithm, engine, calls: *calls }.add_to(paths);
         }
     }
 
@@ -183,6 +220,7 @@ impl Entry {
 
         let resized = resize(&mut operation, key, &start);
         resized.inspect_err(|error| operation.note_refusal(error))?;
+        self.plan = operation.current_plan();
         drop(operation);
         self.last = Some((start, needs_comparison));
         Ok(true)
@@ -199,6 +237,7 @@ impl Default for Calls {
             open: None,
             has_calls_on_streams: false,
             counts: CallCounts::default(),
+            past_paths: Vec::new(),
         }
     }
 }
@@ -210,6 +249,18 @@ impl Calls {
             copy_bytes: self.staging.bytes(),
             ..self.counts
         }
+    }
+
+    /// Returns how the calls ran, from the path of the most calls on.
+    pub(super) fn paths(&self) -> Vec<CallPath> {
+        let mut paths = self.past_paths.clone();
+        for entry in self.operations.values().chain(self.recorded.values()) {
+            entry.add_paths(&mut paths);
+        }
+
+        // The map of operations has no order.
+        paths.sort_by_key(|path| (Reverse(path.calls), path.collective, path.algorithm.name()));
+        paths
     }
 
     /// Returns the operations among which that of a key is kept.
@@ -240,15 +291,19 @@ impl Calls {
 
     /// Drops the operations over a window, which is released.
     pub(super) fn forget_window(&mut self, number: u64) {
-        self.operations.retain(|key| !key.windows.contains(&Some(number)));
-        self.recorded.retain(|key| !key.windows.contains(&Some(number)));
-        self.with_splits.retain(|(window, _)| *window != number);
+        for map in [&mut self.operations, &mut self.recorded] {
+            for entry in map.remove_where(|key| key.windows.contains(&Some(number))) {
+                entry.add_paths(&mut self.past_paths);
+            }
+        }
+        self.with_splits.remove_where(|window| *window == number);
     }
 
     /// Drops all operations and the memory for copies.
     pub(super) fn clear(&mut self) {
         // A start that nobody has waited for ends with its operation.
         self.open = None;
+        self.past_paths = self.paths();
         self.operations.clear();
         self.recorded.clear();
         self.with_splits.clear();
@@ -545,7 +600,8 @@ impl Immediate<'_> {
             self.group.staging_engine()?;
         }
 
-        let capacity = match capacity(&shape, dtype, staged_lens, &placed) {
+        let has_launches = self.group.engines().iter().any(EngineKind::is_fused);
+        let capacity = match capacity(&shape, dtype, staged_lens, &placed, has_launches) {
             Ok(capacity) => capacity,
             Err(error) => return self.refused(error),
         };
@@ -651,6 +707,9 @@ impl Immediate<'_> {
             let (group, limits) = (&mut *self.group, (self.timeout, self.may_exchange));
             if let Some(entry) = group.immediate.kept(key).find(key) {
                 let is_set = entry.set_start(&group.runtime, key, start, when, limits)?;
+                if is_set {
+                    entry.count_call();
+                }
                 return Ok(is_set.then(|| (Arc::clone(&entry.operation), is_known)));
             }
 
@@ -659,8 +718,12 @@ impl Immediate<'_> {
             }
             let entry = Entry::new(self.prepare(key, placed)?);
             is_known = false;
+
             // Its memory can be used again when all ranks have dropped it.
-            drop(self.group.immediate.kept(key).insert(key.clone(), entry));
+            let displaced = self.group.immediate.kept(key).insert(key.clone(), entry);
+            if let Some(displaced) = displaced {
+                displaced.add_paths(&mut self.group.immediate.past_paths);
+            }
         }
     }
 
@@ -795,6 +858,7 @@ fn capacity(
     dtype: DType,
     staged_lens: Lens,
     placed: &Placed,
+    has_launches: bool,
 ) -> Result<Lens, Error> {
     let Lens::Equal(len) = shape.lens else { return Ok(staged_lens) };
     let [takes, gives] = shape.blocks();
@@ -815,6 +879,9 @@ fn capacity(
         )));
     }
 
+    // One launch makes short starts, of which an operation for the whole window would have none.
+    let short = (SHORT_BYTES / dtype.bytes()).min(most);
+    let most = if has_launches && len <= short { short } else { most };
     // A reduction takes memory for the contributions to its longest start.
     let class = len.max(REDUCTION_LEN_MIN).checked_next_power_of_two().unwrap_or(most);
     let is_reduction = shape.collective.is_reduction();

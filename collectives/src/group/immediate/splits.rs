@@ -122,6 +122,7 @@ impl Immediate<'_> {
                 unreachable!("the map has such operations only")
             };
             exchange.set_timeout(self.timeout);
+            exchange.set_beside_compute(self.beside_compute);
             let counts = SendCounts::new(&splits[0]).receive_counts(&splits[1]);
             let intent = match &checked {
                 Err(error) => Intent::Refuse(error.clone()),
@@ -153,8 +154,7 @@ impl Immediate<'_> {
 
     /// Returns the operation over a window for copies, and whether it was prepared before.
     fn all_to_all_v(&mut self, window: &Arc<Inner>) -> Result<(Arc<Kept>, bool), Error> {
-        let key = (window.number, self.beside_compute);
-        if let Some(operation) = self.group.immediate.with_splits.find(&key) {
+        if let Some(operation) = self.group.immediate.with_splits.find(&window.number) {
             return Ok((Arc::clone(operation), true));
         }
 
@@ -162,11 +162,10 @@ impl Immediate<'_> {
         let over = Window::<Untyped>::over(Arc::clone(window));
         let builder = self.group.untyped_all_to_all_v(DType::U8, half, half);
         let builder = builder.output_into(&over, 0).input_from(&over, half);
-        let exchange =
-            builder.beside_compute(self.beside_compute).timeout(self.timeout).prepare()?;
+        let exchange = builder.beside_compute_by_start().timeout(self.timeout).prepare()?;
 
         let operation = Kept::new(Prepared::AllToAllV(Box::new(exchange)));
-        self.group.immediate.with_splits.insert(key, Arc::clone(&operation));
+        self.group.immediate.with_splits.insert(window.number, Arc::clone(&operation));
         Ok((operation, false))
     }
 }

@@ -9,6 +9,7 @@
 //! instead (docs/adr/0030).
 
 use std::fmt;
+use std::mem;
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank, Region as _, Space, Stream};
@@ -16,6 +17,7 @@ use peerlane_hal::{Deadline, ErrorKind, Rank, Region as _, Space, Stream};
 use super::builder::OperationBuilder;
 use super::counts::{CountTable, Fault, SendCounts, StartElements};
 use super::lens::BlockLens;
+use super::request::OperationSpec;
 use super::resize::Part;
 use super::{Lease, Operation, Started, prepare};
 use crate::collective::Collective;
@@ -46,6 +48,8 @@ pub struct AllToAllVBuilder<'g, T> {
     builder: OperationBuilder<'g, T>,
     send_max: usize,
     receive_max: usize,
+    /// Whether each start says whether it runs beside compute.
+    beside_compute_by_start: bool,
 }
 
 impl<'g, T> AllToAllVBuilder<'g, T> {
@@ -56,7 +60,7 @@ impl<'g, T> AllToAllVBuilder<'g, T> {
     ) -> Self {
         let lens = BlockLens::by_start(send_max, receive_max);
         let builder = OperationBuilder::new(group, Collective::AllToAll, dtype, lens);
-        Self { builder: builder.resizable(), send_max, receive_max }
+        Self { builder: builder.resizable(), send_max, receive_max, beside_compute_by_start: false }
     }
 
     /// Sets a label for errors, as [`OperationBuilder::label`].
@@ -122,12 +126,18 @@ impl<'g, T> AllToAllVBuilder<'g, T> {
         Self { builder: self.builder.beside_compute(beside_compute), ..self }
     }
 
+    /// Lets each start say whether it runs beside compute, by
+    /// [`AllToAllV::set_beside_compute`].
+    pub(in crate::group) fn beside_compute_by_start(self) -> Self {
+        Self { beside_compute_by_start: true, ..self }
+    }
+
     /// Prepares the operation, as [`OperationBuilder::prepare`]. Collective.
     ///
     /// # Errors
     /// As [`OperationBuilder::prepare`].
     pub fn prepare(self) -> Result<AllToAllV<T>, Error> {
-        let Self { builder, send_max, receive_max } = self;
+        let Self { builder, send_max, receive_max, beside_compute_by_start } = self;
         let (group, data) = builder.into_parts();
         let (rank, ranks) = (group.rank(), group.ranks());
 
@@ -149,10 +159,18 @@ impl<'g, T> AllToAllVBuilder<'g, T> {
 
         let label = data.label.as_ref().map_or(String::new(), |label| format!(" \"{label}\""));
         let timeout = data.timeout;
-        let mut prepared = prepare::prepare(group, vec![counts, data])?.into_iter();
+        let is_beside_compute = data.beside_compute;
+        let mut specs = vec![counts, data];
+        if beside_compute_by_start {
+            let other = OperationSpec { beside_compute: !is_beside_compute, ..specs[1].clone() };
+            specs.push(other);
+        }
+
+        let mut prepared = prepare::prepare(group, specs)?.into_iter();
         let (Some(counts), Some(data)) = (prepared.next(), prepared.next()) else {
-            unreachable!("two operations were prepared");
+            unreachable!("at least two operations were prepared");
         };
+        let other = prepared.next().map(Operation::new);
         let name = format!("all-to-all-v {}{label}", group.prepared);
 
         // Ranks of one group can have different fabrics, and all take the same path.
@@ -170,6 +188,8 @@ impl<'g, T> AllToAllVBuilder<'g, T> {
             name,
             counts: Operation::new(counts),
             data: Operation::new(data),
+            other,
+            is_beside_compute,
             table: CountTable::new(rank, ranks, send_max, receive_max),
             through_hub,
             timeout,
@@ -240,6 +260,11 @@ pub struct AllToAllV<T> {
     counts: Operation<u64>,
     /// The operation that moves the data.
     pub(in crate::group) data: Operation<T>,
+    /// The operation that moves the data of starts that make the other choice of running beside
+    /// compute, if starts choose.
+    other: Option<Operation<T>>,
+    /// Whether `data` runs beside compute.
+    is_beside_compute: bool,
     table: CountTable,
     /// Whether the counts go through the hub, because the memory of `counts` is on a device.
     through_hub: bool,
@@ -332,16 +357,16 @@ impl<T> AllToAllV<T> {
         // free.
         let on_stream = matches!(intent, Intent::StartOnStream);
         if !on_stream || !self.is_last_on_stream {
-            self.data.state.settle()?;
+            self.settle()?;
         }
 
         let ranks = self.received.len();
-        let code = self.table.elements_word();
+        let word = self.table.start_word();
         let write_row = |row: &mut [u64]| match &intent {
             Intent::Refuse(_) => CountTable::write_refusal(row),
             Intent::StartOnHost | Intent::StartOnStream => {
                 CountTable::write_row(counts, ranks, on_stream, row);
-                row[0] |= code;
+                row[0] |= word;
             }
         };
         self.starts += 1;
@@ -375,6 +400,21 @@ impl<T> AllToAllV<T> {
         self.timeout = timeout;
         self.counts.set_timeout(timeout);
         self.data.set_timeout(timeout);
+        if let Some(other) = &mut self.other {
+            other.set_timeout(timeout);
+        }
+    }
+
+    /// Waits until the starts have nothing left to do.
+    pub(in crate::group) fn settle(&self) -> Result<(), Error> {
+        self.data.state.settle()?;
+        self.other.as_ref().map_or(Ok(()), |other| other.state.settle())
+    }
+
+    /// Sets whether the next start runs beside compute, in an operation whose starts choose. All
+    /// ranks compare it with the counts.
+    pub(in crate::group) fn set_beside_compute(&mut self, beside_compute: bool) {
+        self.table.set_beside_compute(beside_compute);
     }
 
     /// Sets the elements that the counts of the next start name, in an operation on bytes.
@@ -426,6 +466,15 @@ impl<T> AllToAllV<T> {
     /// Lays out the next start by the table.
     fn place(&mut self) -> Result<(), Error> {
         self.table.place().map_err(|fault| self.refused(fault))?;
+
+        // The operation of the last start stays for the next one that makes the other choice.
+        if let Some(other) = &mut self.other
+            && self.is_beside_compute != self.table.is_beside_compute()
+        {
+            mem::swap(&mut self.data, other);
+            self.is_beside_compute = !self.is_beside_compute;
+        }
+
         self.data.state.resize(&Part::table(&self.table))?;
 
         let rank = self.data.state.rank;

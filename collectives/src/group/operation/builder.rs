@@ -12,7 +12,7 @@ use super::lens::{BlockLens, Destination};
 use super::prepare;
 use super::request::{Method, OperationSpec, Target};
 use crate::collective::Collective;
-use crate::cost::{Form, Links};
+use crate::cost::{Form, Links, Transfer};
 use crate::element::{DType, Operator};
 use crate::error::Error;
 use crate::group::Group;
@@ -165,6 +165,17 @@ impl<'g, T> OperationBuilder<'g, T> {
     #[must_use]
     pub fn form(mut self, form: Form) -> Self {
         self.spec.method.form = Some(form);
+        self
+    }
+
+    /// Has the starts be fused, and sets how their data moves; the default is what has the shortest
+    /// predicted time.
+    ///
+    /// Every rank sets the same transfer. [`prepare`](Self::prepare) fails if no kind of engines
+    /// fuses the starts of the operation so.
+    #[must_use]
+    pub fn transfer(mut self, transfer: Transfer) -> Self {
+        self.spec.method.transfer = Some(transfer);
         self
     }
 

@@ -2,8 +2,11 @@
 //!
 //! Every rank chooses by itself, from values that are equal on all ranks.
 
+use std::borrow::Cow;
+
 use peerlane_hal::ErrorKind;
 
+use super::fused::{self, FusedPlan};
 use super::request::{Method, OperationSpec};
 use crate::cost::{self, Choice, Form, Links, Question};
 use crate::error::Error;
@@ -31,8 +34,8 @@ impl<'a> UsableEngines<'a> {
     /// ranks offer, and [`Unavailable`](ErrorKind::Unavailable) if none is left.
     pub(super) fn new(
         spec: &OperationSpec,
-        engines: &'a [EngineKind],
-        failed: &[(String, String)],
+        (engines, failed): (&'a [EngineKind], &[(String, String)]),
+        ranks: (&Topology, bool),
     ) -> Result<Self, Error> {
         let named = spec.method.engine.as_deref();
         if let Some(name) = named {
@@ -44,6 +47,7 @@ impl<'a> UsableEngines<'a> {
             let is_failed = failed.iter().any(|(kind, _)| kind == engine.name());
             !is_failed && named.is_none_or(|name| engine.is_named(name))
         }));
+        usable.refuse_unfit(spec, ranks, named.is_some());
 
         let has_streams = |engine: &&&EngineKind| engine.has_streams();
         let can_capture = engines.iter().find(|engine| engine.has_streams());
@@ -66,11 +70,13 @@ impl<'a> UsableEngines<'a> {
             let lack = "its engines have no streams";
             usable.prefer(needs_streams(spec), EngineKind::has_streams, lack);
             usable.prefer(gets_only, has_gets, "its engines have no gets");
-            usable.prefer(
-                spec.beside_compute,
-                |engine| engine.common.copy_blocks == 0,
-                "its copies would occupy compute units",
-            );
+            // Additions occupy compute units in any case, up to a limit.
+            let takes_no_units = |engine: &EngineKind| {
+                engine.common.copy_blocks == 0
+                    || engine.is_fused() && spec.collective.is_reduction()
+            };
+            let lack = "its copies would occupy compute units";
+            usable.prefer(spec.beside_compute, takes_no_units, lack);
         }
 
         if usable.engines.is_empty() {
@@ -80,6 +86,18 @@ impl<'a> UsableEngines<'a> {
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
         Ok(usable)
+    }
+
+    /// Removes the kinds whose starts would be fused, if those of the operation cannot be.
+    fn refuse_unfit(&mut self, spec: &OperationSpec, ranks: (&Topology, bool), is_named: bool) {
+        self.engines.retain(|engine| {
+            let limits = engine.common.fused;
+            let why = limits.and_then(|limits| fused::unfit(spec, limits, ranks, is_named));
+            let refused = why.map(|why| (engine.name().to_owned(), why.to_owned()));
+            let is_fit = refused.is_none();
+            self.refused.extend(refused);
+            is_fit
+        });
     }
 
     /// Removes the kinds that lack something, if it is needed and another kind has it.
@@ -139,6 +157,7 @@ fn has_neighbors(spec: &OperationSpec) -> bool {
 /// A form of an operation with engines of one kind.
 pub(super) struct Variant<'a> {
     pub(super) form: Option<Form>,
+    pub(super) fused: Option<FusedPlan>,
     /// The average length of each rank's blocks in bytes.
     pub(super) block_bytes: Vec<u64>,
     pub(super) engine: &'a EngineKind,
@@ -156,30 +175,45 @@ pub(super) fn choose(
     let refused: Vec<_> =
         variants.iter().map(|variant| variant.refused(method, topology.nodes())).collect();
 
-    let variants = variants.iter().zip(&refused).map(|(variant, refused)| {
-        let (links, measured) = variant.links(method);
+    let links: Vec<_> = variants.iter().map(|variant| variant.links(method)).collect();
+
+    let variants = variants.iter().zip(&links).zip(&refused);
+    let variants = variants.map(|((variant, (links, measured)), refused)| {
         let question = Question {
             topology,
             block_bytes: &variant.block_bytes,
             shape: variant.needs.shape,
             links,
-            measured,
+            measured: *measured,
             algorithm: variant.algorithm(method),
-            chunks: method.chunks,
+            chunks: variant.fused.map(|fused| fused.chunks).or(method.chunks),
             refused,
         };
-        cost::Variant { engine: variant.engine.name(), form: variant.form, question }
+        let transfer = variant.fused.map(|fused| fused.transfer);
+        cost::Variant { engine: variant.engine.name(), form: variant.form, transfer, question }
     });
     cost::choose_among(&variants.collect::<Vec<_>>(), refused_engines)
 }
 
 impl Variant<'_> {
     /// Returns the link rates, and whether they were measured.
-    fn links<'l>(&'l self, method: &'l Method) -> (&'l Links, bool) {
-        match links_of(&method.links, self.engine.name()) {
-            Some(links) => (links, true),
-            None => (self.engine.links(), self.engine.is_measured()),
-        }
+    fn links<'l>(&'l self, method: &'l Method) -> (Cow<'l, Links>, bool) {
+        let Some(FusedPlan { transfer, blocks, .. }) = self.fused else {
+            let (links, measured) = match links_of(&method.links, self.engine.name()) {
+                Some(links) => (links, true),
+                None => (self.engine.links(), self.engine.is_measured()),
+            };
+            let more = self.engine.common.captured_seconds;
+            if !self.needs.capturable || more == 0.0 {
+                return (Cow::Borrowed(links), measured);
+            }
+
+            let start_seconds = links.start_seconds + more;
+            return (Cow::Owned(Links { start_seconds, ..links.clone() }), measured);
+        };
+        let collective = self.needs.shape.collective;
+        let links = self.engine.links().of_launches(transfer, collective, blocks);
+        (Cow::Owned(links), self.engine.is_measured())
     }
 
     /// Returns the algorithm that the caller names, or the one that stands in for it.
@@ -198,8 +232,13 @@ impl Variant<'_> {
             return Vec::new();
         }
 
+        if let Some(fused) = self.fused {
+            let others = Algorithm::ALL.iter().filter(|one| **one != fused.algorithm);
+            return others.map(|one| (*one, "its starts are not fused")).collect();
+        }
+
         let (links, measured) = self.links(method);
-        refused(&self.needs, nodes, links, measured)
+        refused(&self.needs, nodes, &links, measured)
     }
 }
 
@@ -241,10 +280,11 @@ fn refused(
 
 #[cfg(test)]
 mod tests {
-    use peerlane_hal::LinkKind;
+    use peerlane_hal::{LinkKind, Rank};
 
     use super::*;
     use crate::collective::Collective;
+    use crate::cost::Transfer;
     use crate::layout::{BlockBytes, Layout};
 
     fn known() -> Links {
@@ -272,7 +312,7 @@ mod tests {
     ) -> Choice {
         let engine = EngineKind::of_links("streams", links.clone(), measured);
         let block_bytes = block_bytes.to_vec();
-        let variant = Variant { form: None, block_bytes, engine: &engine, needs };
+        let variant = Variant { form: None, fused: None, block_bytes, engine: &engine, needs };
         choose(method, topology, &[variant], &[]).unwrap()
     }
 
@@ -315,7 +355,8 @@ mod tests {
                     let shape = Shape { collective: form.collective, tiers, ..Shape::default() };
                     let layout = Layout::of_blocks(form.collective, form.blocks, 1).unwrap();
                     let block_bytes = layout.average_blocks();
-                    Variant { form: form.form, block_bytes, engine: &engine, needs: needs(shape) }
+                    let (form, needs) = (form.form, needs(shape));
+                    Variant { form, fused: None, block_bytes, engine: &engine, needs }
                 });
                 let variants: Vec<_> = variants.collect();
                 let choice = choose(&Method::default(), &topology, &variants, &[]).unwrap();
@@ -327,6 +368,63 @@ mod tests {
         // Powers of two, on shared memory and on NVLink. One rank alone moves nothing.
         let expected = [[29, 29], [13, 24], [11, 21], [11, 21], [13, 18]];
         assert_eq!(found, expected.map(|one| one.map(Some)));
+    }
+
+    #[test]
+    fn short_all_reduces_are_tagged() {
+        let topology = Topology::of_nodes(&[0; 4]).unwrap();
+        let engine = EngineKind::of_links("kernels", known(), false);
+        let is_tagged = |power: u32| {
+            let blocks = BlockBytes::by_rank(&[1 << power; 4]).unwrap();
+            let forms = cost::forms(Collective::AllReduce, &blocks, false).unwrap();
+            let variants = forms.into_iter().flat_map(|form| {
+                let shape = Shape { collective: form.collective, inboxes: 2, ..Shape::default() };
+                let layout = Layout::of_blocks(form.collective, form.blocks, 1).unwrap();
+                let block_bytes = layout.average_blocks();
+                let (form, needs) = (form.form, needs(shape));
+                let suits = move |transfer: &Transfer| {
+                    *transfer == Transfer::Direct
+                        || form == Some(Form::Whole) && transfer.suits(1 << power, 64)
+                };
+                let variant = |transfer: Transfer| {
+                    let blocks = transfer.blocks(form, 1 << power, 64);
+                    let fused = Some(FusedPlan::of_blocks(transfer, blocks));
+                    let block_bytes = block_bytes.clone();
+                    Variant { form, fused, block_bytes, engine: &engine, needs }
+                };
+                Transfer::ALL.into_iter().filter(suits).map(variant).collect::<Vec<_>>()
+            });
+            let variants: Vec<_> = variants.collect();
+            let choice = choose(&Method::default(), &topology, &variants, &[]).unwrap();
+            choice.transfer == Some(Transfer::Tagged)
+        };
+        assert_eq!((0..24).take_while(|power| is_tagged(*power)).last(), Some(18));
+    }
+
+    /// The root of a broadcast sends parts where it would send long blocks to several ranks.
+    #[test]
+    fn the_root_of_a_long_broadcast_sends_parts() {
+        let engine = EngineKind::of_links("kernels", known(), false);
+        let in_parts = |ranks: u32, power: u32| {
+            let topology = Topology::of_nodes(&vec![0; ranks as usize]).unwrap();
+            let collective = Collective::Broadcast { root: Rank(0) };
+            let needs = needs(Shape { collective, outputs: 2, ..Shape::default() });
+            let block_bytes = vec![1 << power; ranks as usize];
+            let variant = |fused| {
+                let block_bytes = block_bytes.clone();
+                Variant { form: None, fused: Some(fused), block_bytes, engine: &engine, needs }
+            };
+
+            let direct = FusedPlan::of_blocks(Transfer::Direct, 64);
+            let (algorithm, chunks) = (Algorithm::ScatterAllGather, ranks - 1);
+            let mut parts = direct;
+            (parts.algorithm, parts.chunks) = (algorithm, chunks);
+            let variants = [variant(direct), variant(parts)];
+            let choice = choose(&Method::default(), &topology, &variants, &[]).unwrap();
+            choice.algorithm == Algorithm::ScatterAllGather
+        };
+        let least = |ranks| (10..30).find(|power| in_parts(ranks, *power));
+        assert_eq!([3, 4, 8].map(least), [Some(21), Some(20), Some(19)]);
     }
 
     #[test]
@@ -396,7 +494,7 @@ mod tests {
         let chosen = |bytes: u64| {
             let variants = engines.each_ref().map(|engine| {
                 let needs = needs(Shape::default());
-                Variant { form: None, block_bytes: vec![bytes; 4], engine, needs }
+                Variant { form: None, fused: None, block_bytes: vec![bytes; 4], engine, needs }
             });
             choose(&Method::default(), &topology, &variants, &[]).unwrap()
         };

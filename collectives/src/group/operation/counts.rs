@@ -76,6 +76,9 @@ const HAS_RECEIVE: u64 = 1 << 2;
 const ON_STREAM: u64 = 1 << 5;
 /// The bits of the first word from this one on say what the elements are, if starts differ in that.
 const ELEMENTS_SHIFT: u32 = 16;
+/// The bit of the first word that says that the rank makes the start beside compute, if starts
+/// choose.
+const BESIDE_COMPUTE: u64 = 1 << 63;
 /// The first word of a row whose rank refuses the start for a reason that only the rank knows.
 const REFUSED: u64 = 1 << 3;
 /// The first word of a row in which a list has another length than the number of ranks: this one
@@ -123,6 +126,8 @@ pub(super) struct CountTable {
     unit: u64,
     /// What the elements are, if starts differ in that, and 0 otherwise.
     elements_code: u64,
+    /// Whether this rank makes the next start beside compute, if starts choose.
+    beside_compute: bool,
     rows: Vec<u64>,
     /// The offset of each block in the input of its provider, by provider and receiver.
     input_offsets: Vec<u64>,
@@ -153,6 +158,7 @@ impl CountTable {
             receive_max: receive_max as u64,
             unit: 1,
             elements_code: 0,
+            beside_compute: false,
             rows: vec![0; ranks * Self::row_words(ranks)],
             input_offsets: vec![0; ranks * ranks],
             output_offsets: vec![0; ranks * ranks],
@@ -197,9 +203,20 @@ impl CountTable {
         (self.unit, self.elements_code) = (elements.bytes(), elements.code());
     }
 
-    /// Returns what the elements are, as bits of the first word of a row.
-    pub(super) fn elements_word(&self) -> u64 {
-        self.elements_code << ELEMENTS_SHIFT
+    /// Sets whether this rank makes the next start beside compute.
+    pub(super) fn set_beside_compute(&mut self, beside_compute: bool) {
+        self.beside_compute = beside_compute;
+    }
+
+    /// Returns whether all ranks make the start beside compute, after [`place`](Self::place).
+    pub(super) fn is_beside_compute(&self) -> bool {
+        self.beside_compute
+    }
+
+    /// Returns what ranks compare besides the counts, as bits of the first word of a row.
+    pub(super) fn start_word(&self) -> u64 {
+        let beside_compute = if self.beside_compute { BESIDE_COMPUTE } else { 0 };
+        self.elements_code << ELEMENTS_SHIFT | beside_compute
     }
 
     /// Returns whether the operation has room for an input and an output of these elements.
@@ -253,6 +270,7 @@ impl CountTable {
     /// A fault of this rank first, then that of the lowest rank that has one, then differences
     /// between ranks.
     pub(super) fn place(&mut self) -> Result<(), Fault> {
+        self.check_beside_compute()?;
         self.check_elements()?;
         self.place_sent(self.rank)?;
         for provider in Rank::all(self.ranks) {
@@ -311,12 +329,33 @@ impl CountTable {
         &self.rows[begin..begin + self.ranks]
     }
 
+    /// Returns the ranks that do not refuse the start. Only their rows say how they make it.
+    fn starting(&self) -> impl Iterator<Item = Rank> {
+        Rank::all(self.ranks).filter(|rank| self.first_word(*rank) != REFUSED)
+    }
+
+    /// Checks that all ranks make the start beside compute, or none does.
+    fn check_beside_compute(&self) -> Result<(), Fault> {
+        let beside_compute = |rank: Rank| self.first_word(rank) & BESIDE_COMPUTE != 0;
+        let mut others = self.starting();
+        let Some(first) = others.next() else { return Ok(()) };
+        let expected = beside_compute(first);
+
+        let Some(peer) = others.find(|rank| beside_compute(*rank) != expected) else {
+            return Ok(());
+        };
+
+        let text = format!(
+            "ranks disagree: beside_compute is {} on rank {peer}, {expected} on rank {first}",
+            !expected
+        );
+        Err(Fault { kind: ErrorKind::Mismatch, text, peer, is_own: false })
+    }
+
     /// Checks that all ranks move elements of one type and size.
     fn check_elements(&self) -> Result<(), Fault> {
-        let code = |rank: Rank| self.first_word(rank) >> ELEMENTS_SHIFT;
-        // The row of a rank that refuses the start does not say what its elements are.
-        let mut others = Rank::all(self.ranks).filter(|rank| self.first_word(*rank) != REFUSED);
-        let Some(peer) = others.find(|rank| code(*rank) != self.elements_code) else {
+        let code = |rank: Rank| (self.first_word(rank) & !BESIDE_COMPUTE) >> ELEMENTS_SHIFT;
+        let Some(peer) = self.starting().find(|rank| code(*rank) != self.elements_code) else {
             return Ok(());
         };
 

@@ -71,6 +71,11 @@ impl BlockLens {
         matches!(self.0, Kind::ByStart { .. })
     }
 
+    /// Returns whether each pair of ranks has a length.
+    pub(super) fn is_of_pairs(&self) -> bool {
+        matches!(self.0, Kind::ByStart { .. } | Kind::SendReceive(_) | Kind::Agreed(_))
+    }
+
     pub(super) fn tensor_count(&self) -> usize {
         if let Kind::Tensors(tensors) = &self.0 { tensors.len() } else { 1 }
     }

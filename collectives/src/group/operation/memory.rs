@@ -160,7 +160,8 @@ impl Memory {
             self.demands.push((pool, bytes.unwrap_or(0)));
         }
 
-        self.written = written_bytes(operation);
+        // Contributions of other operations would look like tagged data.
+        self.written = written_bytes(operation).filter(|_| operation.fused.is_none());
 
         let network = [FlagLanes::Of(Tier::Network), FlagLanes::Across];
         let network = network.into_iter().filter(|_| is_tiered(&operation.plan));

@@ -30,6 +30,7 @@ mod choice;
 mod constructors;
 mod counts;
 mod execution;
+mod fused;
 mod lease;
 mod lens;
 mod memory;
@@ -365,6 +366,12 @@ impl<T> Operation<T> {
     /// Waits for open starts.
     pub(in crate::group) fn settle(&self) -> Result<(), Error> {
         self.state.settle()
+    }
+
+    /// Returns the index of the plan that the next start uses: 0 for the longest starts, then those
+    /// of [`Report::shorter`] in their order.
+    pub(in crate::group) fn current_plan(&self) -> usize {
+        self.state.resizing.as_ref().map_or(0, |resizing| resizing.current_plan())
     }
 
     /// Returns whether the host compares the lengths and places of a start before bytes move.

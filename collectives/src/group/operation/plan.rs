@@ -7,15 +7,16 @@ use std::sync::Arc;
 use peerlane_hal::{EngineRequirements, ErrorKind, Rank};
 
 use super::choice::{self, Needs, UsableEngines, Variant, needs_streams};
+use super::fused::{self, FusedPlan};
 use super::lens;
 use super::request::{Method, OperationSpec, Request, Target};
-use crate::cost::{self, Choice, Form, FormBlocks};
+use crate::cost::{self, Choice, Form, FormBlocks, Transfer};
 use crate::error::Error;
 use crate::group::engines::EngineKind;
 use crate::group::options::check_timeout;
 use crate::group::report::PlanRange;
 use crate::group::runtime::Runtime;
-use crate::layout::{CHUNK_ALIGN_BYTES, FlagLayout, Layout, StartBytes};
+use crate::layout::{CHUNK_ALIGN_BYTES, FLAG_WORDS, FlagLayout, Layout, StartBytes};
 use crate::plan::{Algorithm, FlagOrder, Lane, LaneId, Plan, Tier};
 use crate::run::buffers::{BufferId, DoubleBuffering, OutputCounts, digest_bits};
 use crate::run::program::{FlagTiers, FlagWriters, is_tiered};
@@ -38,6 +39,13 @@ pub(super) struct GroupInfo<'a> {
     pub(super) failed: &'a [(String, String)],
     pub(super) tiers: bool,
     pub(super) proofs: &'a mut Proofs,
+}
+
+impl GroupInfo<'_> {
+    /// Returns the kinds of engines, and those that a rank could not create.
+    fn kinds(&self) -> (&[EngineKind], &[(String, String)]) {
+        (self.engines, self.failed)
+    }
 }
 
 /// The proofs of the plans of a group, so that plans of one shape are proven once.
@@ -83,6 +91,8 @@ pub(super) struct OperationPlan {
     pub(super) plan: Plan,
     /// The plan of captured starts behind the first one of a graph, if they alternate outputs.
     pub(super) following: Option<Plan>,
+    /// How starts are fused, if they are.
+    pub(super) fused: Option<FusedPlan>,
     pub(super) flag_tiers: FlagTiers,
     pub(super) flags: FlagLayout,
     pub(super) buffering: DoubleBuffering,
@@ -117,40 +127,63 @@ impl OperationPlan {
         let forms: Vec<_> = forms.collect::<Result<_, Error>>()?;
 
         // Each form with engines of each kind is a variant, whose plan has a shape of its own.
-        let usable = UsableEngines::new(&spec, group.engines, group.failed)?;
+        let usable = UsableEngines::new(&spec, group.kinds(), (group.topology, group.tiers))?;
         let mut variants = Vec::new();
         for form in &forms {
             for &engine in &usable.engines {
-                let shape = form.shape(&spec, engine, group.tiers)?;
-                let block_bytes = form.layout.average_blocks();
-                let needs = Needs::new(&spec, shape, engine);
-                variants.push(Variant { form: form.blocks.form, block_bytes, engine, needs });
+                variants.extend(form.variants(&spec, engine, (topology, group.tiers))?);
             }
+        }
+        if let Some(transfer) = spec.method.transfer {
+            variants.retain(|variant| variant.fused.is_some_and(|one| one.transfer == transfer));
+            check_transfer(transfer, &variants, &usable.refused)?;
+        }
+        if variants.is_empty() {
+            let text = "the starts of this operation cannot be fused, and no other kind of engines \
+                        is left for it";
+            return Err(Error::new(ErrorKind::Unavailable, text));
         }
         let choice = choice::choose(&spec.method, topology, &variants, &usable.refused)?;
 
         let is_chosen = |variant: &&Variant<'_>| {
-            variant.form == choice.form && variant.engine.name() == choice.engine
+            let transfer = variant.fused.map(|fused| fused.transfer);
+            variant.form == choice.form
+                && variant.engine.name() == choice.engine
+                && transfer == choice.transfer
+                && variant.fused.is_none_or(|fused| fused.algorithm == choice.algorithm)
         };
         let chosen = variants.iter().find(is_chosen).expect("a choice is one of its variants");
-        let engine = chosen.engine.clone();
+        let (engine, fused) = (chosen.engine.clone(), chosen.fused);
         let shape = Shape { chunks: choice.chunks, ..chosen.needs.shape };
         let algorithm = choice.algorithm;
 
-        let plan = schedule::plan(algorithm, topology, rank, shape)?;
+        let mut plan = schedule::plan(algorithm, topology, rank, shape)?;
         let proof = group.proofs.prove(algorithm, topology, shape)?;
+        // The plan of puts into slots is proven with outputs apart from inputs. Each rank takes
+        // what is in its slots to its output by itself, so the output may hold the input.
+        plan.in_place = spec.in_place;
         let flag_tiers = FlagTiers::new(&plan, &node_plans(&plan, algorithm, group, shape)?);
         let flags = FlagLayout::new(topology.ranks(), shape.chunks, plan.lanes.len());
         let flags = flags.for_collective(shape.collective);
+        let flags = flags.for_blocks(fused.map_or(1, |fused| fused.blocks));
 
         let layouts = forms.iter().map(|form| (form.blocks.form, form.layout.clone())).collect();
         let form = forms.into_iter().find(|form| form.blocks.form == choice.form);
-        let FormRequest { blocks, mut layout, request } = form.expect("its variant was chosen");
+        let FormRequest { blocks, mut layout, mut request } = form.expect("its variant was chosen");
+        if fused.is_some_and(|fused| fused.stride_bytes.is_some()) {
+            request.add_inbox();
+        }
         if choice.chunks != layout.chunks() {
             layout = layout_of(&blocks, &spec, choice.chunks)?;
         }
 
-        let wanted = outputs(&spec, &request, &layout, shape.flags)?;
+        let wanted = match fused {
+            // Peers write only slots and inboxes, or outputs of ranks that have entered the start.
+            Some(fused) if !fused.takes_turns() => {
+                OutputCounts { eager: 1, captured: spec.capturable.into() }
+            }
+            _ => outputs(&spec, &request, &layout, shape.flags)?,
+        };
         let following = match wanted.captured {
             2 => following_plan(&plan, group, shape)?,
             _ => None,
@@ -166,8 +199,16 @@ impl OperationPlan {
         let captured = if following.is_some() { 2 } else { spec.capturable.into() };
         let counts = OutputCounts { captured, ..wanted };
         let bytes = layout.output_bytes_max();
-        let buffering = DoubleBuffering::new(counts, bytes, flags.words());
-        let buffering = buffering.and_then(|one| one.with_inbox(layout.inbox_bytes_max()));
+        let inbox_bytes = inbox_bytes(&layout, fused, |layout| layout.inbox_bytes_max());
+        let buffering = match fused {
+            // Behind the flags, the device counts the starts.
+            Some(_) => {
+                let words = flags.words().saturating_add(FLAG_WORDS);
+                DoubleBuffering::new(counts, bytes, words).map(DoubleBuffering::fused)
+            }
+            None => DoubleBuffering::new(counts, bytes, flags.words()),
+        };
+        let buffering = buffering.and_then(|one| one.with_inbox(inbox_bytes));
         let buffering = buffering.ok_or_else(|| {
             let outputs = wanted.eager.max(captured);
             let text = format!("{outputs} outputs of {bytes} bytes exceed the address space");
@@ -186,6 +227,7 @@ impl OperationPlan {
             shorter_inbox_bytes: 0,
             plan,
             following,
+            fused,
             flag_tiers,
             flags,
             buffering,
@@ -203,6 +245,10 @@ impl OperationPlan {
             streams: needs_streams(&self.spec),
             priority: self.spec.priority,
             beside_compute: self.spec.beside_compute,
+            fused_blocks: match self.fused {
+                Some(fused) if tier == Tier::Local => fused.blocks,
+                _ => 0,
+            },
         }
     }
 
@@ -220,11 +266,14 @@ impl OperationPlan {
         if self.spec.lens.is_by_start() {
             return Ok(self.entered().into_iter().collect());
         }
-        let Some(lengths) = self.layout.lengths().filter(|_| self.spec.resizable) else {
+        // Fused starts of all lengths are of one plan, because the device counts the starts of a
+        // plan.
+        let has_shorter = self.spec.resizable && self.fused.is_none();
+        let Some(lengths) = self.layout.lengths().filter(|_| has_shorter) else {
             return Ok(Vec::new());
         };
 
-        let usable = UsableEngines::new(&self.spec, group.engines, group.failed)?;
+        let usable = UsableEngines::new(&self.spec, group.kinds(), (group.topology, group.tiers))?;
         let has_choice = usable.engines.len() > 1 || self.forms.len() > 1;
         let is_fixed = algorithm.is_some() && chunks.is_some() && !has_choice;
         let most = match self.layout.has_one_length() {
@@ -290,12 +339,14 @@ impl OperationPlan {
                 (None, None) => StartBytes::ByRank(&of_rank),
             })?;
 
-            for &engine in &usable.engines {
+            let unfused = usable.engines.iter().filter(|engine| !engine.is_fused());
+            for &engine in unfused {
                 let collective = layout.collective();
                 let shape = Shape { collective, chunks: 1, ..self.shape };
                 let needs = Needs::new(&self.spec, shape, engine);
                 let block_bytes = layout.average_blocks();
-                variants.push(Variant { form: *form, block_bytes, engine, needs });
+                let (form, fused) = (*form, None);
+                variants.push(Variant { form, fused, block_bytes, engine, needs });
             }
         }
         Ok(variants)
@@ -381,10 +432,24 @@ impl OperationPlan {
     pub(super) fn inbox_bytes(&self, rank: Rank) -> u64 {
         let longest = match self.spec.resizable {
             true => self.layout.resizable_inbox_bytes(rank),
-            false => self.layout.inbox_bytes(rank),
+            false => inbox_bytes(&self.layout, self.fused, |layout| layout.inbox_bytes(rank)),
         };
         longest.max(self.shorter_inbox_bytes)
     }
+}
+
+/// Returns the length in bytes of an inbox, whose contributions have so many bytes in a layout.
+fn inbox_bytes(
+    layout: &Layout,
+    fused: Option<FusedPlan>,
+    of_contributions: impl Fn(&Layout) -> u64,
+) -> u64 {
+    let Some(fused) = fused else { return of_contributions(layout) };
+    let bytes = match fused.stride_bytes {
+        Some(stride) => stride.saturating_mul(layout.ranks() as u64),
+        None => of_contributions(layout),
+    };
+    bytes.saturating_mul(fused.inbox_factor())
 }
 
 /// Removes plans of shorter starts until at most `most` plans are left; the first plan stays.
@@ -439,6 +504,26 @@ fn check_form(form: Form, forms: &[FormBlocks]) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
+/// Checks that starts can be fused with the transfer that the caller names.
+fn check_transfer(
+    transfer: Transfer,
+    variants: &[Variant<'_>],
+    refused: &[(String, String)],
+) -> Result<(), Error> {
+    if !variants.is_empty() {
+        return Ok(());
+    }
+
+    let reasons = refused.iter().map(|(kind, why)| format!("{kind}: {why}"));
+    let reasons = reasons.collect::<Vec<_>>().join("; ");
+    let why = if reasons.is_empty() { "no kind of engines does" } else { &reasons };
+    let text = format!(
+        "transfer is \"{}\", expected none, because the starts of this operation are not fused so: {why}",
+        transfer.name()
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
 fn check_columns(spec: &OperationSpec) -> Result<(), Error> {
     let what = if spec.collective.is_reduction() {
         "the operation is a reduction, expected one that only copies"
@@ -483,8 +568,8 @@ fn outputs(
     flags: FlagOrder,
 ) -> Result<OutputCounts, Error> {
     let bytes_max = match flags {
-        FlagOrder::Batched => TWO_OUTPUTS_BATCHED_BYTES_MAX,
         FlagOrder::Prompt => TWO_OUTPUTS_BYTES_MAX,
+        FlagOrder::Batched | FlagOrder::NetworkFirst => TWO_OUTPUTS_BATCHED_BYTES_MAX,
     };
     // The place of the output of another resizable operation is the caller's.
     let takes_turns = request.takes_turns() && (!spec.resizable || spec.lens.is_by_start());
@@ -572,7 +657,33 @@ impl FormRequest {
         let outputs = outputs(spec, &self.request, &self.layout, flags)?.eager;
 
         let (collective, chunks) = (self.blocks.collective, self.layout.chunks());
-        Ok(Shape { collective, chunks, in_place: spec.in_place, outputs, flags, tiers })
+        let (in_place, inboxes) = (spec.in_place, 1);
+        Ok(Shape { collective, chunks, in_place, outputs, inboxes, flags, tiers })
+    }
+
+    /// Returns the variants of the form with engines of a kind.
+    fn variants<'a>(
+        &self,
+        spec: &OperationSpec,
+        engine: &'a EngineKind,
+        (topology, tiers): (&Topology, bool),
+    ) -> Result<Vec<Variant<'a>>, Error> {
+        let form = self.blocks.form;
+        let shape = self.shape(spec, engine, tiers)?;
+        let plans = match engine.common.fused {
+            Some(limits) => {
+                let plans = fused::plans(spec, (form, &self.layout, topology), shape, limits);
+                plans.into_iter().map(|(fused, shape)| (Some(fused), shape)).collect()
+            }
+            None => vec![(None, shape)],
+        };
+
+        let variants = plans.into_iter().map(|(fused, shape)| {
+            let needs = Needs::new(spec, shape, engine);
+            let block_bytes = self.layout.average_blocks();
+            Variant { form, fused, block_bytes, engine, needs }
+        });
+        Ok(variants.collect())
     }
 }
 

@@ -16,6 +16,7 @@ use peerlane_hal::{
 use serde::{Deserialize, Serialize};
 
 use super::State;
+use super::fused::FusedPlan;
 use super::lens::BlockLens;
 use super::memory::{Memory, Origin, Origins, check_windows};
 use super::plan::{GroupInfo, OperationPlan, has_engine};
@@ -29,7 +30,7 @@ use crate::group::heap::{Demand, Dropped, NewInboxes};
 use crate::group::options::check_label;
 use crate::group::report::{Fallback, PlanRange, Report};
 use crate::group::stats::{CountedBuffers, MemoryKind, summed};
-use crate::group::tracker::{PartCell, StartTracker};
+use crate::group::tracker::{FusedStart, PartCell, StartTracker};
 use crate::group::{Group, Setup};
 use crate::layout::Placement;
 use crate::plan::{LaneId, Source, Tier};
@@ -119,7 +120,9 @@ pub(super) fn prepare(group: &mut Group, specs: Vec<OperationSpec>) -> Result<Ve
     let has_imports = has_imports.into_iter().any(|origin| matches!(origin, Origin::Own(_)));
     let is_checked = |preparation: &Preparation| {
         let spec = &preparation.operation.spec;
-        spec.strict || spec.capturable || spec.collective.is_reduction()
+        // No peer may put into slots before they are cleared.
+        let is_fused = preparation.operation.fused.is_some();
+        is_fused || spec.strict || spec.capturable || spec.collective.is_reduction()
     };
     if has_imports || preparations.iter().any(is_checked) {
         let recordable = preparations.iter().map(|one| u8::from(one.is_recordable())).collect();
@@ -329,7 +332,7 @@ impl Preparation {
             let (algorithm, chunks) = (Some(range.algorithm), Some(range.chunks));
             let (form, engine) = (range.form, Some(range.engine.clone()));
             let links = operation.spec.method.links.clone();
-            let method = Method { algorithm, chunks, links, form, engine };
+            let method = Method { algorithm, chunks, links, form, transfer: None, engine };
             let spec = operation.spec.clone();
             let (inputs, output_buffers) = Default::default();
             // Only a plan for starts that all ranks have entered is for the longest starts. It is
@@ -370,6 +373,13 @@ impl Preparation {
         let shorter: Vec<_> = shorter.collect::<Result<_, Error>>()?;
 
         let memory = Memory::new(&mut operation, group.fabrics())?;
+        if operation.fused.is_some() && memory.is_on_host() {
+            let why = "the buffers are in memory of the host, expected memory of a device";
+            if !has_others {
+                return Err(Error::new(ErrorKind::Unavailable, why));
+            }
+            failure.get_or_insert((operation.engine.name().to_owned(), why.to_owned()));
+        }
         let refusal = group.setup.refusal.clone();
 
         // By now the flags of the longest plan have room for those of all shorter ones.
@@ -421,6 +431,9 @@ impl Preparation {
         }
 
         add("engine", engine.name().to_owned());
+        if let Some(FusedPlan { transfer, blocks, .. }) = self.operation.fused {
+            add("launch", format!("{}, {blocks} blocks", transfer.name()));
+        }
         add("algorithm", plan.algorithm.to_string());
         if let Some(form) = self.operation.choice.form {
             add("form", form.name().to_owned());
@@ -492,8 +505,9 @@ impl Preparation {
         epoch_base: u64,
         deadline: Deadline,
     ) -> Result<Report, Error> {
-        let OperationPlan { plan, following, spec, layout, flag_tiers, flags, .. } =
+        let OperationPlan { plan, following, fused, spec, layout, flag_tiers, flags, .. } =
             &self.operation;
+        let fused = *fused;
         let resizable = spec.resizable;
         let with_origins = spec.traced || spec.resizable;
         let flags = *flags;
@@ -512,16 +526,34 @@ impl Preparation {
                 resizable,
                 rows,
             };
-            let program = binding.bind(id);
+            let mut program = binding.bind(id);
+            if let Some(fused) = fused.filter(|_| tier == Tier::Local) {
+                program.fuse(plan, layout, fused.inboxes());
+            }
+
             // It has one lane, and so no flags between tiers.
             let following = following.as_ref().map(|following| {
-                Binding { plan: following, flag_tiers: &FlagTiers::new(following, []), ..binding }
-                    .bind(id)
+                let flag_tiers = &FlagTiers::new(following, []);
+                let mut program = Binding { plan: following, flag_tiers, ..binding }.bind(id);
+                if let Some(fused) = fused {
+                    program.fuse(following, layout, fused.inboxes());
+                }
+                program
             });
 
-            // The loop below sets these three when it has the engine of the lane.
-            let (has_streams, compute_bytes, reducer) = (false, 0, None);
-            BoundLane { id, tier, program, following, caps, has_streams, compute_bytes, reducer }
+            // The loop below sets these four when it has the engine of the lane.
+            let (has_streams, compute_bytes, reducer, launch) = (false, 0, None, None);
+            BoundLane {
+                id,
+                tier,
+                program,
+                following,
+                caps,
+                has_streams,
+                compute_bytes,
+                reducer,
+                launch,
+            }
         };
         self.lanes = self.engines().map(bound).collect();
         self.lanes.iter().try_for_each(check_alignment)?;
@@ -538,7 +570,7 @@ impl Preparation {
         let network = is_tiered(plan).then(|| on_tier(Tier::Network));
         let buffers = TierBuffers { local: on_tier(Tier::Local), network };
 
-        let starts: &[Start] = match spec.capturable {
+        let starts: &[Start] = match spec.capturable && fused.is_none() {
             true => &[Start::Eager(1), Start::Captured(0)],
             false => &[Start::Eager(1)],
         };
@@ -561,6 +593,12 @@ impl Preparation {
             }
 
             let mut queue = Queue::new(engine, backend(lane.tier), Arc::clone(view))?;
+            if let Some(fused) = fused.filter(|_| lane.tier == Tier::Local) {
+                let programs = fused.programs(plan, following.as_ref());
+                let counter_word = self.operation.flags.words();
+                lane.launch =
+                    Some(lane.compile(&mut queue, (fused, programs), (counter_word, resizable))?);
+            }
 
             let bytes = starts
                 .iter()
@@ -676,7 +714,12 @@ impl Preparation {
         let Self { operation, queues, lanes, buffers, .. } = self;
         let spec = &operation.spec;
 
-        let waits = lanes.iter().flat_map(|lane| lane.program.waits.iter().copied()).collect();
+        let waits = lanes.iter().flat_map(BoundLane::waits).copied().collect();
+        let launch = lanes.iter().find_map(|lane| lane.launch.as_ref());
+        let fused = operation.fused.zip(launch).map(|(fused, launch)| FusedStart {
+            progress: Arc::clone(&launch.progress),
+            words: fused.signalled_words(),
+        });
         let buffers = buffers.expect("the plan is bound before it is finished");
         let lanes = lanes.into_iter().zip(queues).map(|(lane, queue)| {
             let adder = match lane.reducer {
@@ -684,7 +727,13 @@ impl Preparation {
                 None => Adder::Thread,
                 Some(_) => Adder::Engine,
             };
-            Lane::new(lane.id, (lane.program, lane.following, adder), queue, spec.traced)
+            let fused = lane.launch.map(|launch| launch.lane);
+            let lane =
+                Lane::new(lane.id, (lane.program, lane.following, adder), queue, spec.traced);
+            match fused {
+                Some(fused) => lane.fused(fused),
+                None => lane,
+            }
         });
         let lanes = lanes.collect();
 
@@ -703,6 +752,7 @@ impl Preparation {
             spec.resizable.then(|| PartCell::new(operation.pairs())),
         );
         let tracker = if moves_data { tracker } else { tracker.without_data() };
+        let tracker = tracker.with_fused(fused);
 
         let OperationSpec { capturable, strict, traced, .. } = *spec;
         // Lengths of pairs come from the caller's data and not from its code, so ranks disagree

@@ -184,14 +184,22 @@ impl Prepared {
     }
 
     /// Changes the copies of the start after `started` to those of a layout.
-    pub(super) fn resize(&mut self, plan: &Plan, layout: &Layout, started: u64) {
+    ///
+    /// # Errors
+    /// That of the engine, if it cannot compile the start. The next start is then an error too.
+    pub(super) fn resize(
+        &mut self,
+        plan: &Plan,
+        layout: &Layout,
+        started: u64,
+    ) -> Result<(), Error> {
         let mut executor = self.executor();
         // Other executors of the operation may have made starts since the last one of this.
         if executor.started() < started {
             executor.skip_to(started);
             self.tracker().skip_to(started);
         }
-        executor.resize(plan, layout);
+        executor.resize(plan, layout)
     }
 
     /// Sets the lengths and places of the starts after `started`, as [`StartTracker::set_part`].
@@ -581,7 +589,8 @@ impl Drop for Prepared {
         if !is_settled {
             allocation.take().into_iter().for_each(Allocation::leak);
         } else if let Some(allocation) = allocation.as_mut() {
-            allocation.set_epochs(self.tracker().buffers().local.values_of(started));
+            let signalled = self.tracker().signalled(started);
+            allocation.set_epochs(self.tracker().buffers().local.values_of(signalled));
         }
         drop(allocation);
 

@@ -3,13 +3,21 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use peerlane_hal::{Caps, Command, Direction, Fabric as _, Rank, Reducer};
+use peerlane_hal::{
+    Caps, Command, Direction, ErrorKind, Fabric as _, Launch, ProgressReader, Rank, Reducer,
+};
 
+use super::fused::FusedPlan;
 use super::plan::OperationPlan;
+use crate::cost::Transfer;
+use crate::error::Error;
 use crate::group::report::{AdditionReport, Fallback, LaneReport, LinkReport, Report, TierReport};
 use crate::group::segment::Fabrics;
 use crate::plan::{LaneId, Tier};
-use crate::run::program::{Program, is_tiered};
+use crate::run::fused::crosses_tiers;
+use crate::run::lane::{FusedLane, FusedPrograms};
+use crate::run::program::{AwaitedFlag, Program, is_tiered};
+use crate::run::queue::Queue;
 
 pub(super) struct BoundLane {
     pub(super) id: LaneId,
@@ -23,6 +31,55 @@ pub(super) struct BoundLane {
     pub(super) compute_bytes: u64,
     /// What adds contributions, if the engine does.
     pub(super) reducer: Option<Reducer>,
+    /// What a start launches, if starts are fused.
+    pub(super) launch: Option<BoundLaunch>,
+}
+
+/// The launches of a lane whose starts are fused.
+pub(super) struct BoundLaunch {
+    pub(super) launch: Launch,
+    /// Tells how far the starts have come.
+    pub(super) progress: ProgressReader,
+    pub(super) lane: FusedLane,
+}
+
+impl BoundLane {
+    /// Has the engine of the lane compile the programs of fused starts.
+    pub(super) fn compile(
+        &self,
+        queue: &mut Queue,
+        (fused, programs): (FusedPlan, FusedPrograms),
+        (counter_word, resizable): (u64, bool),
+    ) -> Result<BoundLaunch, Error> {
+        let is_tagged = fused.transfer == Transfer::Tagged;
+        let mut compile = |program: &Program, output| {
+            let commands = program.launched_commands();
+            if commands.commands.iter().any(crosses_tiers) {
+                let text = "a launch would wait for lanes of the network between its copies";
+                return Err(Error::new(ErrorKind::Unavailable, text));
+            }
+            queue.compile(commands, (fused.blocks, is_tagged), (output, counter_word))
+        };
+
+        let (mut launch, mut progress) = compile(&self.program, 0)?;
+        let others = match (programs, &self.following) {
+            (FusedPrograms::ByOutput, _) => vec![(&self.program, 1)],
+            (FusedPrograms::ByIndex, Some(following)) => vec![(following, 0), (following, 1)],
+            _ => Vec::new(),
+        };
+        for (program, output) in others {
+            (launch, progress) = compile(program, output)?;
+        }
+        let resizable = resizable.then_some((fused.blocks, counter_word));
+        Ok(BoundLaunch { launch, progress, lane: FusedLane { programs, resizable } })
+    }
+
+    /// Returns the flags by which the host finds what a start waits for.
+    pub(super) fn waits(&self) -> impl Iterator<Item = &AwaitedFlag> {
+        // The host does not know which start of a graph runs. All wait for what the later ones do.
+        let following = self.following.as_ref().filter(|_| self.launch.is_some());
+        following.unwrap_or(&self.program).waits.iter()
+    }
 }
 
 pub(super) fn report(
@@ -56,9 +113,11 @@ pub(super) fn report(
     let staged = refusal.iter().filter(|_| network.is_some());
     let staged = staged.map(|reason| Fallback::Staged { reason: Arc::clone(reason) });
     let tiers: Vec<_> = tiers.iter().map(|&(tier, _)| tier_report(*rank, tier, lanes)).collect();
-    let compute = tiers.iter().filter(|tier| tier.compute_bytes > 0);
+    let launch = lanes.iter().find_map(|lane| lane.launch.as_ref()).map(|bound| bound.launch);
+    let compute = tiers.iter().filter(|tier| tier.compute_bytes > 0 && launch.is_none());
     let compute = compute.map(|&tier| Fallback::Compute(tier));
-    let additions = lanes.iter().filter_map(additions).map(Fallback::Additions);
+    let additions = lanes.iter().filter(|_| launch.is_none());
+    let additions = additions.filter_map(additions_of).map(Fallback::Additions);
     let fallbacks = staged.chain(slow).chain(additions).chain(compute).chain(driven).collect();
     let (shortest_block_bytes, longest_block_bytes) = layout.block_bytes_min_max();
     Report {
@@ -79,6 +138,7 @@ pub(super) fn report(
         links,
         lanes: lane_reports,
         tiers,
+        launch,
         fallbacks,
         proof: operation.proof.to_string(),
         shorter: Vec::new(),
@@ -87,7 +147,7 @@ pub(super) fn report(
 }
 
 /// Returns what adds the contributions of a lane, if compute units do.
-fn additions(lane: &BoundLane) -> Option<AdditionReport> {
+fn additions_of(lane: &BoundLane) -> Option<AdditionReport> {
     let reducer = lane.reducer.filter(|reducer| reducer.blocks > 0)?;
     let mut targets = BTreeMap::new();
     for command in &lane.program.commands {

@@ -9,7 +9,7 @@ use peerlane_hal::{DynRegion, ErrorKind, Priority, Rank, Reduction};
 
 use super::lens::{self, BlockLens, Destination};
 use crate::collective::Collective;
-use crate::cost::{Form, Links};
+use crate::cost::{Form, Links, Transfer};
 use crate::element::{DType, Operator};
 use crate::error::Error;
 use crate::group::runtime::Runtime;
@@ -43,6 +43,8 @@ pub(super) struct Method {
     pub(super) links: Vec<Links>,
     /// The form of an all-reduce, if the caller names one.
     pub(super) form: Option<Form>,
+    /// How the data of fused starts moves, if the caller says it.
+    pub(super) transfer: Option<Transfer>,
     /// The kind of engines, if the caller names one.
     pub(super) engine: Option<String>,
 }
@@ -230,6 +232,11 @@ impl Request {
         let inputs = (0..self.inputs).map(BufferId::Input);
         let inbox = self.has_inbox.then_some(BufferId::Inbox);
         (0..self.outputs).map(BufferId::Output).chain(inputs).chain(inbox)
+    }
+
+    /// Adds an inbox for blocks that peers put there instead of into the output.
+    pub(super) fn add_inbox(&mut self) {
+        self.has_inbox = true;
     }
 
     pub(super) fn outputs(&self) -> u32 {

@@ -160,6 +160,11 @@ impl Resizing {
         })
     }
 
+    /// Returns the index of the plan that the next start uses.
+    pub(super) fn current_plan(&self) -> usize {
+        self.current
+    }
+
     fn plan(&self) -> &Plan {
         &self.plans[self.current].plan
     }
@@ -391,7 +396,7 @@ impl State {
 
         // Both layouts are in the form of this plan.
         std::mem::swap(&mut self.layout, &mut resizing.plans[plan].next);
-        self.prepared.resize(resizing.plan(), &self.layout, started);
+        self.prepared.resize(resizing.plan(), &self.layout, started)?;
         let next = (&self.layout, self.rank, resizing.dtype);
         set_part(&resizing.plans, &self.prepared, next, started);
         resizing.last = values;

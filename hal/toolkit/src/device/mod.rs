@@ -23,13 +23,13 @@ use peerlane_hal::BackendId;
 
 pub use peer::{PeerDevice, PeerOptions};
 pub use traits::{
-    CopyCalls, DeviceContext, GraphCalls, IpcCalls, MemoryCalls, ReduceCalls, RegionDevice,
-    StreamCalls, StreamDevice, Vendor, VirtualCalls, WordCalls,
+    CopyCalls, DeviceContext, FusedCalls, GraphCalls, IpcCalls, MemoryCalls, ReduceCalls,
+    RegionDevice, StreamCalls, StreamDevice, Vendor, VirtualCalls, WordCalls,
 };
 pub use types::{
     Batching, CaptureState, ConnectedPeer, CopyBatch, CopyKind, EngineRequest, EventHandle,
-    ExecHandle, Extent, FreeBytes, GraphHandle, IpcHandle, MemoryHandle, Pointee, Reachability,
-    StreamHandle, StreamLimits, shared_queues,
+    ExecHandle, Extent, FreeBytes, FusedKernel, GraphHandle, IpcHandle, MemoryHandle, Pointee,
+    Reachability, StreamHandle, StreamLimits, shared_queues,
 };
 
 /// An address in the address space of a GPU.

@@ -8,6 +8,7 @@
 //! | [`WordCalls`] | writes of 64-bit words and waits for them in a stream |
 //! | [`CopyCalls`] | copies in a stream |
 //! | [`ReduceCalls`] | reductions in a stream, if the device has code for them |
+//! | [`FusedCalls`] | launches of whole starts, if the device has code for them |
 //! | [`GraphCalls`] | captures and replays |
 //! | [`StreamDevice`] | the limits of the streams; with the traits above, the [engine](crate::streams) works |
 //! | [`IpcCalls`] | allocations that another process opens by a handle |
@@ -25,14 +26,15 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use peerlane_hal::{BackendId, DmaBuf, Flush, Reducer, Reduction, Rows};
+use peerlane_hal::{BackendId, DmaBuf, Flush, FusedLimits, Reducer, Reduction, Rows};
 
 use super::types::{
     Batching, CaptureState, CopyBatch, CopyKind, EventHandle, ExecHandle, Extent, FreeBytes,
-    GraphHandle, IpcHandle, MemoryHandle, Pointee, StreamHandle, StreamLimits,
+    FusedKernel, GraphHandle, IpcHandle, MemoryHandle, Pointee, StreamHandle, StreamLimits,
 };
 use super::{DevicePtr, Entered, Relaxed};
 use crate::Fault;
+use crate::fused::Program;
 use crate::streams::{ProbeCache, Stream};
 
 /// The driver context of one device of this process, with the calls to make it current.
@@ -506,6 +508,50 @@ pub unsafe trait ReduceCalls: StreamCalls {
     }
 }
 
+/// Launches the kernel that runs the program of a start. The default methods are for a device without such a kernel.
+///
+/// # Safety
+/// A launch has the effects of its program and accesses nothing else, in the order of the stream.
+pub unsafe trait FusedCalls: StreamCalls {
+    /// Returns the limits of launches, or `None` if the device has no such kernel.
+    fn fused_limits(&self) -> Option<FusedLimits> {
+        None
+    }
+
+    /// Returns how many blocks of threads of the kernel the device runs at the same time.
+    fn resident_blocks_max(&self) -> u32 {
+        0
+    }
+
+    /// Loads the kernel for a reduction, or that for copies only.
+    ///
+    /// # Errors
+    /// Returns an error of kind `Unavailable` if the driver refuses the code, or the driver's error.
+    fn prepare_fused(&self, reduction: Option<Reduction>) -> Result<FusedKernel, Self::Error> {
+        let _ = reduction;
+        Err(Fault::Unavailable("the device has no kernel for fused starts".to_owned()).into())
+    }
+
+    /// Enqueues a launch of a program with `blocks` blocks of threads.
+    ///
+    /// # Errors
+    /// Returns the driver's error.
+    ///
+    /// # Safety
+    /// The stream is alive. The kernel is one of [`prepare_fused`](Self::prepare_fused) for the reduction of the program. The
+    /// memory that the program names stays valid as long as the launch runs, and no other launch of the program runs meanwhile.
+    unsafe fn launch_fused(
+        &self,
+        stream: StreamHandle,
+        kernel: FusedKernel,
+        program: &Program,
+        blocks: u32,
+    ) -> Result<(), Self::Error> {
+        let _ = (stream, kernel, program, blocks);
+        Err(Fault::Unavailable("the device has no kernel for fused starts".to_owned()).into())
+    }
+}
+
 /// Captures and replays graphs, with which a probe tests that captures work on the device.
 ///
 /// # Safety
@@ -566,7 +612,9 @@ pub unsafe trait GraphCalls: StreamCalls {
 /// # Safety
 /// A [`Stream`](Self::Stream) always returns the same stream by [`AsRef`]. Addresses of this context are valid in the
 /// [`second_context`](Self::second_context).
-pub unsafe trait StreamDevice: RegionDevice + WordCalls + GraphCalls + ReduceCalls {
+pub unsafe trait StreamDevice:
+    RegionDevice + WordCalls + GraphCalls + ReduceCalls + FusedCalls
+{
     /// The stream type of the backend's users, such as a wrapper of a `cudaStream_t`.
     type Stream: AsRef<Stream> + peerlane_hal::Stream;
 
@@ -576,6 +624,12 @@ pub unsafe trait StreamDevice: RegionDevice + WordCalls + GraphCalls + ReduceCal
     /// # Errors
     /// Returns the driver's error.
     fn stream_limits(&self) -> Result<StreamLimits, Self::Error>;
+
+    /// Returns the time in seconds that the copies and flags of a start take longer in a graph, by
+    /// which a caller compares them with fused starts.
+    fn captured_seconds(&self) -> f64 {
+        0.0
+    }
 
     /// Opens a second context of the device, whose streams run even if all streams of this context are blocked. The
     /// addresses of this context are valid there. Returns `None` if the driver has no second context.

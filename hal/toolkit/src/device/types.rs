@@ -192,6 +192,20 @@ pub struct ConnectedPeer {
     pub kind: LinkKind,
 }
 
+/// A kernel for programs of starts, with what it needs for its reduction.
+#[derive(Clone, Copy, Debug)]
+pub struct FusedKernel {
+    /// The driver's handle of the kernel.
+    pub handle: *mut c_void,
+    /// The mask by which the kernel turns elements into those that it can compare.
+    pub flip: u64,
+    /// Whether the kernel divides sums by the number of contributions.
+    pub divides: bool,
+}
+
+// SAFETY: the handle is a number for the driver, which takes it on any thread.
+unsafe impl Send for FusedKernel {}
+
 /// The parameters of an engine that a fabric creates.
 #[derive(Clone, Debug)]
 pub struct EngineRequest {

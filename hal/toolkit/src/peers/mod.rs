@@ -27,8 +27,8 @@ use crate::handover::{Host, Server};
 use crate::regions::{Key, Local, Memory, Owner, Remote, Vendor};
 use crate::streams::SignalBy;
 use peerlane_hal::{
-    BackendId, Deadline, EngineOffer, EngineRequirements, Fabric as FabricTrait, Link, LinkKind,
-    PeerMemory as _, Rank, RemoteKey as _, Role,
+    BackendId, Deadline, EngineOffer, EngineRequirements, Fabric as FabricTrait, FusedLimits, Link,
+    LinkKind, PeerMemory as _, Rank, RemoteKey as _, Role,
 };
 
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
@@ -139,8 +139,18 @@ impl<D: PeerDevice> Fabric<D> {
             return Ok(known);
         }
 
-        let found = D::offers(&self.context, &self.options)?;
+        let mut found = D::offers(&self.context, &self.options)?;
+        found.retain_mut(|offer| offer.fused.as_mut().is_none_or(|limits| self.can_fuse(limits)));
         Ok(self.offers.get_or_init(|| found))
+    }
+
+    /// Returns whether a launch reaches all ranks, and notes whether ranks share a device.
+    fn can_fuse(&self, limits: &mut FusedLimits) -> bool {
+        let peers = || self.connected().filter(|(rank, _)| *rank != self.rank());
+        limits.shares_device = peers().any(|(_, peer)| peer.kind == LinkKind::Local);
+
+        let is_direct = |(_, peer): (_, &Peer<D>)| peer.kind != LinkKind::HostStaged;
+        self.ranks <= limits.ranks_max && peers().all(is_direct)
     }
 
     fn connected(&self) -> impl Iterator<Item = (Rank, &Peer<D>)> {

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::StreamDevice;
 use super::emit::SideStream;
+use super::fused::FusedWords;
 use super::pending::Awaited;
 use super::resources::{Event, PAGE_WORDS, PinnedPage, Stream};
 use crate::Fault;
@@ -27,6 +28,9 @@ use crate::device::{CaptureState, DevicePtr};
 const IDLE: u64 = 0;
 const WAITING: u64 = 1;
 const MARKED: u64 = 2;
+
+/// The first of the words of fused starts, which come last in the page.
+const FUSED_WORD: usize = PAGE_WORDS - FusedWords::WORDS;
 
 #[derive(Debug)]
 struct Recorded {
@@ -94,7 +98,7 @@ impl<D: StreamDevice> Captures<D> {
         let index = match self.recorded.iter().position(same) {
             Some(index) => index,
             None => {
-                let most = PAGE_WORDS;
+                let most = FUSED_WORD;
                 if self.recorded.len() == most {
                     return Err(Fault::Argument(format!(
                         "this engine has recorded {most} different slices into graphs, the \
@@ -107,6 +111,12 @@ impl<D: StreamDevice> Captures<D> {
             }
         };
         Ok(self.words.address(index))
+    }
+
+    /// Returns the words by which the host and fused starts know of each other. Graphs write to
+    /// them, as to the status words.
+    pub(super) fn fused_words(&self) -> FusedWords {
+        FusedWords::new(self.words.part(FUSED_WORD..PAGE_WORDS))
     }
 
     /// Makes the page of status words available to the next engine; no graph may have been recorded with the page.

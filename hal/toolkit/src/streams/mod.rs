@@ -27,12 +27,14 @@
 //! | `pending` | slices in flight: tickets, back-pressure, awaited flags |
 //! | `resources` | streams, events, pages of words, and bounce buffers |
 //! | `capture` | resources of recorded slices |
+//! | `fused` | launches of whole starts |
 //! | `release` | lets blocked waits pass, and drops an engine without blocking |
 //! | `probes` | tests of what a driver really does, once for each device |
 
 mod batches;
 mod capture;
 mod emit;
+mod fused;
 mod pending;
 mod probes;
 mod release;
@@ -48,6 +50,7 @@ use std::time::Duration;
 use self::batches::{ABORTED, PendingCopies, SignalWords, WordBatch};
 use self::capture::Captures;
 use self::emit::{Busy, Emitter, SideStream};
+use self::fused::Fused;
 use self::pending::{Awaited, COMMANDS_MAX, Pending, TicketEvents};
 pub use self::probes::{ProbeCache, probe_signal, probe_waits};
 use self::release::Releaser;
@@ -61,8 +64,8 @@ pub use crate::device::{StreamDevice, StreamLimits};
 use crate::regions::{Local, Remote};
 use crate::{EngineState, TimedParker};
 use peerlane_hal::{
-    Caps, CopyEngine, EngineOffer, Error as _, ErrorKind, LinkKind, Op, Rank, Reducer,
-    StreamOrdered, Ticket,
+    Caps, CopyEngine, EngineOffer, Error as _, ErrorKind, FusedEngine, FusedLimits, LinkKind, Op,
+    Rank, Reducer, StreamOrdered, Ticket,
 };
 
 /// How an engine writes signals to the flags of peers.
@@ -73,6 +76,9 @@ pub enum SignalBy {
     /// The stream copies a device word of its own to the peer's flag.
     Copy,
 }
+
+/// The name of the kind of engines that make fused starts.
+pub const KERNELS: &str = "kernels";
 
 /// The largest number of ops in one submission, because more than [`COMMANDS_MAX`] commands on one
 /// stream could block the caller, and a slice must fit an empty queue.
@@ -111,7 +117,27 @@ pub fn offer<D: StreamDevice>(context: &D) -> Result<EngineOffer, D::Error> {
     let words_together = probes::check_batches(context)?;
 
     let caps = caps(context, &limits, words_together);
-    Ok(EngineOffer { streams: true, ..EngineOffer::new(caps) })
+    let captured_seconds = context.captured_seconds();
+    Ok(EngineOffer { streams: true, captured_seconds, ..EngineOffer::new(caps) })
+}
+
+/// Returns the offer of engines that make fused starts, or `None` if the device has no kernel for
+/// them. `streams` is the offer of stream engines, and `blocks_max` a limit for the blocks.
+pub fn fused_offer<D: StreamDevice>(
+    context: &D,
+    streams: &EngineOffer,
+    blocks_max: Option<u32>,
+) -> Option<EngineOffer> {
+    let limits = context.fused_limits()?;
+    let blocks_max = limits.blocks_max.min(blocks_max.unwrap_or(u32::MAX)).max(1);
+    Some(EngineOffer {
+        caps: Caps { kind: KERNELS, ..streams.caps },
+        copy_blocks: blocks_max,
+        resident_blocks_max: context.resident_blocks_max(),
+        fused: Some(FusedLimits { blocks_max, ..limits }),
+        captured_seconds: 0.0,
+        ..*streams
+    })
 }
 
 fn caps<D: StreamDevice>(context: &D, limits: &StreamLimits, words_together: bool) -> Caps {
@@ -145,6 +171,10 @@ pub struct EngineSetup {
     /// The largest number of blocks of threads that run a reduction, or `None` for the number that
     /// the device suggests.
     pub reduce_blocks: Option<u32>,
+    /// The name of the engine's kind.
+    pub kind: &'static str,
+    /// The number of blocks of threads of fused starts, or `None` for an engine that makes none.
+    pub fused_blocks: Option<u32>,
 }
 
 impl EngineSetup {
@@ -174,6 +204,9 @@ impl EngineSetup {
                 .map(|peer| peer.peer)
                 .collect(),
             reduce_blocks,
+            kind: request.kind,
+            fused_blocks: Some(request.requirements.fused_blocks)
+                .filter(|blocks| request.kind == KERNELS && *blocks > 0),
         }
     }
 }
@@ -220,6 +253,7 @@ struct Hardware<D: StreamDevice> {
     bounces: Option<[BounceBuffers; 2]>,
     page: PinnedPage,
     joined: Event<D>,
+    fused: Option<Fused>,
 }
 
 impl<D: StreamDevice> Engine<D> {
@@ -229,8 +263,9 @@ impl<D: StreamDevice> Engine<D> {
     /// Returns an error of kind `Unavailable` if the driver or the device lacks a feature that
     /// signals and waits need, and the driver's error.
     pub fn open(context: Arc<D>, setup: EngineSetup) -> Result<Self, D::Error> {
-        let EngineSetup { rank, peers, signal, self_copy, staged, on_device, reduce_blocks } =
-            setup;
+        let EngineSetup {
+            rank, peers, signal, self_copy, staged, on_device, reduce_blocks, ..
+        } = setup;
         let relaxed = context.enter_relaxed()?;
         context.check_words()?;
         let limits = context.stream_limits()?;
@@ -261,11 +296,15 @@ impl<D: StreamDevice> Engine<D> {
             },
             page: PinnedPage::take(&*context)?,
             joined: Event::create(&*context)?,
+            fused: None,
         };
+        let words = hardware.captures.fused_words();
+        let hardware =
+            Hardware { fused: Fused::reserve(&*context, setup.fused_blocks, words)?, ..hardware };
         let capture_ability = probes::check_captures(&*context, words_together);
         let copies_together = probes::probe_copy_batch(&*context, &hardware.main, &hardware.page);
         drop(relaxed);
-        let caps = caps(&*context, &limits, words_together);
+        let caps = Caps { kind: setup.kind, ..caps(&*context, &limits, words_together) };
         Ok(Self {
             state: EngineState::new(caps),
             limits,
@@ -313,7 +352,10 @@ impl<D: StreamDevice> Engine<D> {
     }
 
     fn release_round(&mut self) -> Result<(), D::Error> {
-        let Hardware { captures, release, page, .. } = &mut *self.hardware;
+        let Hardware { captures, release, page, fused, .. } = &mut *self.hardware;
+        if let Some(fused) = fused {
+            fused.abort();
+        }
         if !release.write_from_host(captures, &self.pending) {
             return Ok(());
         }
@@ -437,6 +479,10 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
     fn streams(&mut self) -> Option<&mut dyn StreamOrdered<Error = D::Error>> {
         Some(self)
     }
+
+    fn fused(&mut self) -> Option<&mut FusedEngine<Self>> {
+        if self.hardware.fused.is_some() { Some(self) } else { None }
+    }
 }
 
 #[derive(Debug)]
@@ -500,7 +546,8 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
     }
 
     fn replay_wait(&mut self) -> Result<Option<Duration>, D::Error> {
-        Ok(self.hardware.captures.longest_wait())
+        let running = self.hardware.fused.as_mut().and_then(Fused::running_time);
+        Ok(self.hardware.captures.longest_wait().max(running))
     }
 }
 

@@ -20,6 +20,7 @@ use peerlane_hal::{Error as _, ErrorKind};
 
 use super::batches::WordBatch;
 use super::capture::Captures;
+use super::fused::Fused;
 use super::pending::{Awaited, Pending};
 use super::resources::{OwnStream, PinnedPage};
 use super::{Engine, Hardware, StreamDevice};
@@ -223,8 +224,8 @@ impl<D: StreamDevice> Engine<D> {
     /// Returns whether all work of the engine is complete, apart from the writes of a release. Returns `None` if the
     /// driver reports an error.
     fn is_idle(&self) -> Option<bool> {
-        let Hardware { captures, sides, main, .. } = &*self.hardware;
-        if captures.is_waiting() {
+        let Hardware { captures, sides, main, fused, .. } = &*self.hardware;
+        if captures.is_waiting() || fused.as_ref().is_some_and(Fused::is_running) {
             return Some(false);
         }
         if self.state.check().is_ok() {

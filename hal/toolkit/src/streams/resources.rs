@@ -18,6 +18,7 @@
 use std::alloc::Layout;
 use std::any::{Any, TypeId};
 use std::cell::Cell;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -290,7 +291,12 @@ impl PinnedPage {
         leave_spare(context, PageKind::Pinned, self.host as usize, self.device);
     }
 
-    fn words(&self) -> &[AtomicU64] {
+    /// Returns some of the words, which stay valid when another engine uses the page.
+    pub(super) fn part(&self, words: Range<usize>) -> PinnedWords {
+        PinnedWords { device: self.address(words.start), words: &self.words()[words] }
+    }
+
+    fn words(&self) -> &'static [AtomicU64] {
         // SAFETY: `PAGE_WORDS` words were allocated, page-aligned and initialized with zeros, and they are
         // never freed.
         unsafe { std::slice::from_raw_parts(self.host, PAGE_WORDS) }
@@ -312,6 +318,28 @@ impl PinnedPage {
 
     pub(super) fn address(&self, word: usize) -> DevicePtr {
         debug_assert!(word < PAGE_WORDS, "the word lies in the page");
+        self.device + (word * size_of::<u64>()) as u64
+    }
+}
+
+/// Adjacent words of a [`PinnedPage`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PinnedWords {
+    words: &'static [AtomicU64],
+    device: DevicePtr,
+}
+
+impl PinnedWords {
+    pub(super) fn load(self, word: usize) -> u64 {
+        self.words[word].load(Ordering::Acquire)
+    }
+
+    pub(super) fn store(self, word: usize, value: u64) {
+        self.words[word].store(value, Ordering::Release);
+    }
+
+    pub(super) fn address(self, word: usize) -> DevicePtr {
+        debug_assert!(word < self.words.len(), "the word is one of these");
         self.device + (word * size_of::<u64>()) as u64
     }
 }

@@ -96,6 +96,11 @@ impl OpResolver {
         self.on_device.contains(&Rank::at(peer))
     }
 
+    /// Returns whether a region was imported from this rank itself.
+    pub(super) fn is_own(&self, region: &impl PeerRegion) -> Result<bool, Fault> {
+        Ok(self.target(region)? == Target::Own)
+    }
+
     fn target(&self, region: &impl PeerRegion) -> Result<Target, Fault> {
         let peer = self.peers.peer_of(region)?;
         Ok(if peer == self.peers.rank() { Target::Own } else { Target::Peer(peer.index()) })

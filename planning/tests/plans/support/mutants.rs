@@ -289,8 +289,12 @@ fn change_chunks(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     Some(format!("{} chunks of rank {}", plan.chunks, plan.rank))
 }
 
-/// Changes the tier of a lane on all ranks, or on one.
+/// Changes the number of outputs, or of inboxes of a reduction, on all ranks or on one.
 fn change_outputs(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+    if plans[0].collective.is_reduction() && rng.bool() {
+        return change_inboxes(plans, rng);
+    }
+
     let outputs = rng.u32(0..=3);
     if rng.bool() {
         plans.iter_mut().for_each(|plan| plan.outputs = outputs);
@@ -299,6 +303,17 @@ fn change_outputs(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
     let plan = rng.choice(plans)?;
     plan.outputs = outputs;
     Some(format!("{outputs} outputs of rank {}", plan.rank))
+}
+
+fn change_inboxes(plans: &mut [Plan], rng: &mut Rng) -> Option<String> {
+    let inboxes = rng.u32(0..=3);
+    if rng.bool() {
+        plans.iter_mut().for_each(|plan| plan.inboxes = inboxes);
+        return Some(format!("{inboxes} inboxes of all ranks"));
+    }
+    let plan = rng.choice(plans)?;
+    plan.inboxes = inboxes;
+    Some(format!("{inboxes} inboxes of rank {}", plan.rank))
 }
 
 /// Mostly a rank that there is.

@@ -35,6 +35,13 @@ pub(crate) enum Form {
     Goal(Collective, Algorithm),
     /// A collective on one node with two outputs in turn, which needs `free` flags; the root is the last rank.
     GoalInTurn(Collective, Algorithm),
+    /// A reduction on one node with two inboxes in turn; the root is the last rank.
+    Inboxes(Collective, FlagOrder),
+    /// A reduction on uneven nodes with a network between them and two inboxes in turn; the root is the last rank.
+    InboxesOfTiers(Collective),
+    /// A collective on uneven nodes, whose ranks first wait for what comes over the network, with two inboxes in turn in a
+    /// reduction.
+    NetworkFirst(Collective, Algorithm),
     /// A collective on uneven nodes with a network between them; the root is the last rank.
     GoalOfTiers(Collective, Algorithm),
 }
@@ -45,7 +52,7 @@ pub(crate) const SCATTER: Collective = Collective::Scatter { root: Rank(0) };
 pub(crate) const REDUCE: Collective = Collective::Reduce { root: Rank(0) };
 
 impl Form {
-    pub(crate) const ALL: [Self; 54] = [
+    pub(crate) const ALL: [Self; 73] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
@@ -73,6 +80,13 @@ impl Form {
         Self::TiersInTurn(Algorithm::Hierarchical),
         Self::TiersInTurn(Algorithm::HierarchicalRing),
         Self::TiersInTurn(Algorithm::RecursiveDoubling),
+        Self::NetworkFirst(Collective::AllGather, Algorithm::Hierarchical),
+        Self::NetworkFirst(Collective::AllGather, Algorithm::HierarchicalRing),
+        Self::NetworkFirst(Collective::AllToAll, Algorithm::Direct),
+        Self::NetworkFirst(Collective::ReduceScatter, Algorithm::Direct),
+        Self::NetworkFirst(Collective::AllReduce, Algorithm::Direct),
+        Self::NetworkFirst(REDUCE, Algorithm::Direct),
+        Self::NetworkFirst(Collective::Scan, Algorithm::Direct),
         Self::Goal(GATHER, Algorithm::Direct),
         Self::Goal(SCATTER, Algorithm::Direct),
         Self::Goal(GATHER, Algorithm::Pull),
@@ -81,6 +95,8 @@ impl Form {
         Self::GoalInTurn(SCATTER, Algorithm::Direct),
         Self::GoalInTurn(BROADCAST, Algorithm::Direct),
         Self::GoalInTurn(BROADCAST, Algorithm::Ring),
+        Self::Goal(BROADCAST, Algorithm::ScatterAllGather),
+        Self::GoalInTurn(BROADCAST, Algorithm::ScatterAllGather),
         Self::Goal(Collective::AllToAll, Algorithm::Direct),
         Self::Goal(Collective::AllToAll, Algorithm::Pull),
         Self::GoalInTurn(Collective::AllToAll, Algorithm::Direct),
@@ -100,6 +116,16 @@ impl Form {
         Self::GoalInTurn(Collective::Scan, Algorithm::Direct),
         Self::GoalInTurn(Collective::Exscan, Algorithm::Direct),
         Self::GoalOfTiers(Collective::Scan, Algorithm::Direct),
+        Self::Inboxes(Collective::ReduceScatter, FlagOrder::Prompt),
+        Self::Inboxes(Collective::ReduceScatter, FlagOrder::Batched),
+        Self::Inboxes(Collective::AllReduce, FlagOrder::Prompt),
+        Self::Inboxes(Collective::AllReduce, FlagOrder::Batched),
+        Self::Inboxes(REDUCE, FlagOrder::Batched),
+        Self::Inboxes(Collective::Scan, FlagOrder::Prompt),
+        Self::Inboxes(Collective::Exscan, FlagOrder::Batched),
+        Self::InboxesOfTiers(Collective::ReduceScatter),
+        Self::InboxesOfTiers(Collective::AllReduce),
+        Self::InboxesOfTiers(Collective::Scan),
     ];
 
     /// Returns the number of outputs that the plans use in turn.
@@ -110,26 +136,41 @@ impl Form {
         }
     }
 
+    /// Returns the number of inboxes that the plans use in turn.
+    pub(crate) fn inboxes(self) -> u32 {
+        match self {
+            Self::Inboxes(..) | Self::InboxesOfTiers(_) => 2,
+            Self::NetworkFirst(goal, _) if goal.is_reduction() => 2,
+            _ => 1,
+        }
+    }
+
     /// Returns the plans of all ranks.
     ///
     /// Recursive doubling has plans for the next power of two of ranks.
     pub(crate) fn plans(self, ranks: u32, chunks: u32, in_place: bool) -> Vec<Plan> {
         let is_power = self.algorithm() == Algorithm::RecursiveDoubling;
         let ranks = if is_power { ranks.next_power_of_two() } else { ranks };
-        let outputs = self.outputs();
+        let (outputs, inboxes) = (self.outputs(), self.inboxes());
         let flags = match self {
+            Self::Inboxes(_, flags) => flags,
             Self::Batched | Self::BatchedInTurn | Self::TiersInTurn(_) => FlagOrder::Batched,
+            Self::NetworkFirst(..) => FlagOrder::NetworkFirst,
             _ => FlagOrder::Prompt,
         };
         let collective = match self {
-            Self::Goal(goal, _) | Self::GoalInTurn(goal, _) | Self::GoalOfTiers(goal, _) => {
-                goal.with_root(Rank(ranks - 1))
-            }
+            Self::Goal(goal, _)
+            | Self::GoalInTurn(goal, _)
+            | Self::GoalOfTiers(goal, _)
+            | Self::NetworkFirst(goal, _)
+            | Self::Inboxes(goal, _)
+            | Self::InboxesOfTiers(goal) => goal.with_root(Rank(ranks - 1)),
             _ => Collective::AllGather,
         };
         let in_place = in_place && outputs == 1 && collective.runs_in_place();
         let tiers = self.is_tiered();
-        let shape = schedule::Shape { chunks, in_place, outputs, flags, tiers, collective };
+        let shape =
+            schedule::Shape { chunks, in_place, outputs, inboxes, flags, tiers, collective };
         let mut plans = schedule::plans(self.algorithm(), &self.topology(ranks), shape).unwrap();
         for plan in &mut plans {
             match self {
@@ -150,13 +191,21 @@ impl Form {
             | Self::TiersInTurn(algorithm)
             | Self::Goal(_, algorithm)
             | Self::GoalInTurn(_, algorithm)
+            | Self::NetworkFirst(_, algorithm)
             | Self::GoalOfTiers(_, algorithm) => algorithm,
             _ => Algorithm::Direct,
         }
     }
 
     fn is_tiered(self) -> bool {
-        matches!(self, Self::Tiers(_) | Self::TiersInTurn(_) | Self::GoalOfTiers(..))
+        matches!(
+            self,
+            Self::Tiers(_)
+                | Self::TiersInTurn(_)
+                | Self::NetworkFirst(..)
+                | Self::GoalOfTiers(..)
+                | Self::InboxesOfTiers(_)
+        )
     }
 
     /// Returns one node, or nodes of 2, 1, 3, 2, 1, 3, … ranks, or of 2 for recursive doubling.

@@ -163,7 +163,7 @@ fn a_flag_of_the_last_start_frees_the_other_output() {
 fn a_flag_of_the_last_start_does_not_free_the_only_output() {
     let mut plans = gather(3);
     plans.iter_mut().for_each(|plan| plan.outputs = 1);
-    assert_snapshot!(fault(&plans), @"rank 0, lane 0, step 1 (signal free to 1): flag free from 0 does not exist, expected another flag, because outputs are not used in turn");
+    assert_snapshot!(fault(&plans), @"rank 0, lane 0, step 1 (signal free to 1): flag free from 0 does not exist, expected another flag, because neither outputs nor inboxes are used in turn");
 }
 
 /// Without the wait, a rank could be two starts ahead of the root, and write to the output that the root reads.

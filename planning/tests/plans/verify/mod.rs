@@ -12,6 +12,7 @@ use crate::support::plans::{Form, edit};
 
 mod counterexamples;
 mod goals;
+mod inboxes;
 
 /// A change in the text of one rank's plan: the rank, the text to replace, and the new text.
 type Edit = (usize, &'static str, &'static str);
@@ -50,7 +51,8 @@ fn correct_plans_are_proven() {
                 let proof = verify(&plans).unwrap_or_else(|fault| {
                     panic!("{form:?}, {ranks} ranks, {chunks} chunks, in place {in_place}: {fault}")
                 });
-                let (ranks, starts) = (plans.len() as u32, form.outputs() + 1);
+                let starts = form.outputs().max(form.inboxes()) + 1;
+                let ranks = plans.len() as u32;
                 assert_eq!((proof.ranks, proof.chunks, proof.starts), (ranks, chunks, starts));
             }
         }

@@ -13,6 +13,7 @@ use super::machine::memory;
 use super::reduce::Reduce;
 use super::session::Session;
 use super::settings::Setting;
+use super::start::Start;
 use super::words::Word;
 
 /// A function of the caller that a queue calls.
@@ -39,6 +40,7 @@ pub(crate) enum Command {
     Await(Arc<Completion>),
     Launch(Launch),
     Reduce(Reduce),
+    Start(Start),
     Call(HostCall),
     /// Frees an allocation.
     Release(u64),
@@ -63,6 +65,10 @@ impl Command {
             Self::Reduce(reduce) => {
                 pause();
                 reduce.run(session, memory())
+            }
+            Self::Start(start) => {
+                pause();
+                start.run(session, memory())
             }
             Self::Call(call) => {
                 // SAFETY: the submitter promised that the function may be called with its data.

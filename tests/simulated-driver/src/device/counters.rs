@@ -42,6 +42,8 @@ counters! {
     Fills = "fills";
     /// Kernels that reduced memory.
     Reductions = "reductions";
+    /// Kernels that ran whole starts.
+    Starts = "starts";
     GraphLaunches = "graph_launches";
     DefaultStreamUses = "default_stream_uses";
     /// Objects that exist now.

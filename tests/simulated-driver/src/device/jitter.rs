@@ -25,6 +25,22 @@ fn draw(setting: Setting) -> Duration {
     Duration::from_micros(mix(Setting::Seed.value() ^ draw.rotate_left(32)) % (most + 1))
 }
 
+/// Random numbers from the seed and from what tells their user from others.
+#[derive(Debug)]
+pub(super) struct Draws(u64);
+
+impl Draws {
+    pub(super) fn new(user: u64) -> Self {
+        Self(mix(Setting::Seed.value() ^ user.rotate_left(32)))
+    }
+
+    /// Returns a number less than `bound`, which is not 0.
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        mix(self.0) % bound
+    }
+}
+
 /// Mixes the bits of a word: the finalizer of SplitMix64.
 fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);

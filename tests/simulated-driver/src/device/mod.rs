@@ -17,6 +17,7 @@
 //! | `memory/` | address space, allocations and their sharing |
 //! | `queue.rs`, `command.rs`, `completion.rs`, `event.rs` | queues, their commands, and waiting for them |
 //! | `copy.rs`, `engines.rs`, `sdma.rs`, `words.rs`, `signal.rs`, `reduce.rs` | what commands and engines do |
+//! | `start/` | kernels that run whole starts, in a weak memory model |
 //! | `capture.rs`, `graph.rs` | captures and graphs |
 //! | `fault.rs`, `script.rs`, `jitter.rs` | faults, injected results, random delays |
 //! | `counters.rs`, `log.rs` | what tests read |
@@ -42,6 +43,7 @@ pub(crate) mod sdma;
 pub(crate) mod session;
 pub(crate) mod settings;
 pub(crate) mod signal;
+pub(crate) mod start;
 pub(crate) mod sync;
 pub(crate) mod topology;
 pub(crate) mod words;

@@ -18,14 +18,15 @@ pub(crate) struct Reduce {
 }
 
 impl Reduce {
-    /// Returns the reduction that a kernel does with these arguments: `name` is that of the kernel, such as `reduce_max_u8`.
+    /// Returns the reduction that a kernel does with these arguments: `name` is that of the kernel behind its prefix, such
+    /// as `max_u8`.
     pub(crate) fn reduction(
         name: &str,
         flip: u64,
         divisor: u32,
         sources: usize,
     ) -> Option<Reduction> {
-        let (operator, dtype) = name.strip_prefix("reduce_")?.split_once('_')?;
+        let (operator, dtype) = name.split_once('_')?;
         let dtype: DType = dtype.parse().ok()?;
         let bits = 8 * dtype.bytes();
         let word = flip & (u64::MAX >> (64 - bits));
@@ -41,6 +42,8 @@ impl Reduce {
             ("sum", None) if flip == 0 && divisor as usize == sources => (Operator::Average, dtype),
             ("max", _) if flip == 0 => (Operator::Max, dtype),
             ("max", None) if word == sign => (Operator::Min, dtype),
+            ("maximum", None) if !is_unsigned && flip == 0 => (Operator::Maximum, dtype),
+            ("maximum", None) if !is_unsigned && word == sign => (Operator::Minimum, dtype),
             ("max", Some(signed)) if word == sign => (Operator::Max, signed),
             ("max", Some(signed)) if word == sign - 1 => (Operator::Min, signed),
             ("max", Some(_)) if word == sign | (sign - 1) => (Operator::Min, dtype),

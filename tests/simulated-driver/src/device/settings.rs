@@ -53,6 +53,29 @@ macro_rules! settings {
 const ANY: Values = Values::Number(0, u64::MAX);
 const OFF_ON: Values = Values::Words(&["off", "on"]);
 
+/// In the order of `start::faults::KernelMutant`.
+const KERNEL_MUTANTS: &[&str] = &[
+    "none",
+    "no-fence",
+    "flag-first",
+    "stale-tag",
+    "first-half",
+    "even-targets",
+    "older-start",
+    "first-block",
+    "first-leaves",
+    "short-value",
+    "later-tag",
+    "other-parts",
+    "arrival-order",
+    "no-tail",
+    "no-abort",
+    "stores-after-abort",
+    "early-done",
+    "not-gone",
+    "ignores-last",
+];
+
 settings! {
     Devices = "DEVICES", Values::Number(0, DEVICES_MAX as u64), 4;
     CopyEngines = "COPY_ENGINES", Values::Number(1, 64), 3;
@@ -81,6 +104,12 @@ settings! {
     LongWords = "WORDS_64", OFF_ON, 1;
     /// Whether the driver accepts the text of kernels.
     Ptx = "PTX", Values::Words(&["accepted", "refused"]), 0;
+    /// A fault of the kernels that run whole starts, see `start::faults`.
+    KernelMutant = "KERNEL_MUTANT", Values::Words(KERNEL_MUTANTS), 0;
+    /// What these kernels hold back on all devices but the first, see `start::faults`.
+    KernelHold = "KERNEL_HOLD", Values::Words(&["none", "stores", "halves", "blocks", "turns"]), 0;
+    /// How many starts these kernels count in addition, so that tests reach large numbers.
+    KernelStarts = "KERNEL_STARTS", ANY, 0;
     /// The most words of a batch; the vendor asks for fewer than 256.
     BatchMax = "BATCH_MAX", Values::Number(1, 65_536), 255;
     /// The order of the words of a batch; `parallel` does all writes before it waits.

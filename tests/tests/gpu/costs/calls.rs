@@ -10,6 +10,7 @@ use peerlane_tests::steady::{Counts, come_to_rest};
 
 use crate::support::data::{check, unexpected};
 use crate::support::test_rank::{Form, TestRank};
+use crate::vendor::on_streams;
 
 const BLOCK_BYTES: usize = 10_000;
 /// More than are looked at, so that everything has grown as far as it will.
@@ -105,7 +106,7 @@ pub(crate) fn calls(test_rank: &mut TestRank) -> Outcome {
     let mut wrong = String::new();
     for form in Form::ALL {
         let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES);
-        let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+        let mut gather = form.of(on_streams(builder)).prepare().map_err(unexpected)?;
         let stream = test_rank.stream.for_starts();
         warm_up(test_rank, &mut gather)?;
         let before = [count(&driver, &COUNTED), count(&driver, &LOOKS), count(&driver, &UNUSED)];
@@ -158,7 +159,7 @@ fn repeat(gather: &mut Operation<u8>, stream: &Stream, starts: usize) -> Outcome
 pub(crate) fn allocations(test_rank: &mut TestRank) -> Outcome {
     for form in Form::ALL {
         let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES);
-        let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+        let mut gather = form.of(on_streams(builder)).prepare().map_err(unexpected)?;
         let stream = test_rank.stream.for_starts();
         warm_up(test_rank, &mut gather)?;
         come_to_rest();

@@ -9,6 +9,7 @@ use peerlane_tests::Outcome;
 
 use crate::support::data::{check, unexpected};
 use crate::support::test_rank::{CaptureMode, Form, TIMEOUT, TestRank, gather_once, open_group};
+use crate::vendor::on_streams;
 
 /// Groups, one after the other.
 pub(crate) const GROUPS: usize = 50;
@@ -37,7 +38,7 @@ pub(crate) fn copies(test_rank: &mut TestRank) -> Outcome {
     for form in Form::ALL {
         for block_bytes in [1, BLOCK_BYTES, 3 << 20] {
             let builder = test_rank.group.all_gather::<u8>(block_bytes);
-            let mut gather = form.of(builder).prepare().map_err(unexpected)?;
+            let mut gather = form.of(on_streams(builder)).prepare().map_err(unexpected)?;
             let stream = test_rank.stream.for_starts();
             for _ in 0..STARTS {
                 drop(gather.start_on(&stream).map_err(unexpected)?);

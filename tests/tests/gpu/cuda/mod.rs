@@ -11,6 +11,8 @@ use std::path::PathBuf;
 
 pub(crate) use peerlane_cuda::{Context, Fabric, Local, Options};
 
+use peerlane::Element;
+use peerlane::group::OperationBuilder;
 use peerlane_tests::GpuDriver;
 
 use crate::support::machine::Machine;
@@ -25,6 +27,14 @@ pub(crate) fn shows_all(_: GpuDriver, _: &str) -> bool {
 
 /// The kinds of engines that there are.
 pub(crate) const ENGINES: &[&str] = &["streams"];
+
+/// The kind of engines that make fused starts, which the driver lets a device have for itself only.
+pub(crate) const FUSED: Option<&str> = Some("kernels");
+
+/// Has copy engines execute an operation whose starts could be fused.
+pub(crate) fn on_streams<T: Element>(builder: OperationBuilder<'_, T>) -> OperationBuilder<'_, T> {
+    builder.engine("streams")
+}
 
 /// Why there are no such engines here.
 pub(crate) fn missing_engine(_: &str) -> Option<String> {

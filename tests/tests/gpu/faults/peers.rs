@@ -13,7 +13,7 @@ use super::processes::{finish, patience, ranks, says};
 use super::survivor::Phase;
 use crate::driver::MAX_CONNECTIONS;
 use crate::support::data::check;
-use crate::vendor::{ENGINES, REDUCES, shows_all};
+use crate::vendor::{ENGINES, FUSED, REDUCES, shows_all};
 
 /// The kind that takes streams.
 const STREAMS: &str = "streams";
@@ -117,6 +117,18 @@ pub(crate) fn faults(driver: GpuDriver) -> Vec<Fault> {
         let silent = killed.iter().filter(|loss| loss.phase != Phase::WhileItPushes);
         let silent: Vec<_> = silent.map(|loss| Loss { end: End::Silent, ..*loss }).collect();
         losses.extend(killed.into_iter().chain(silent));
+    }
+    // Launches poll flags and tagged data, eager, in graphs and queued.
+    if let Some(engine) = FUSED {
+        let lost = |end, ranks, victim, phase| Loss { end, engine, ..killed(ranks, victim, phase) };
+        losses.extend([
+            lost(End::Killed, 3, 1, Phase::WhileItPushes),
+            lost(End::Killed, 2, 0, Phase::ReplayedMany),
+            lost(End::Silent, 3, 1, Phase::BeforeItStarts),
+            lost(End::Stopped, 2, 1, Phase::DroppedReplays),
+            Loss { reduces: true, ..lost(End::Silent, 2, 1, Phase::Replayed) },
+            Loss { reduces: true, ..lost(End::Killed, 2, 1, Phase::HostWaits) },
+        ]);
     }
     // Engines that the host drives lose peers while the host waits.
     for engine in ENGINES.iter().copied().filter(|engine| *engine != STREAMS) {
@@ -263,6 +275,11 @@ impl Loss {
         let begins = format!("fell in start: timeout, rank {victim}: ");
         // Whoever was first has written the record.
         let (start, awaited) = match self.phase.is_replayed() {
+            // The flags of fused starts have numbers in graphs, too.
+            is_replayed if Some(self.engine) == FUSED => {
+                let start = if is_replayed { "a replayed start" } else { "start 1" };
+                (start, format!("from rank {victim}"))
+            }
             true => ("a replayed start", "waited for signals from rank".to_owned()),
             false => (
                 "start 1",

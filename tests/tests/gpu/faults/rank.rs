@@ -12,7 +12,7 @@ use crate::support::data::{block, gathered, same, unexpected};
 use crate::support::test_rank::{CaptureMode, TIMEOUT, TestRank};
 use crate::vendor::memory::Pinned;
 use crate::vendor::stream::CallerStream;
-use crate::vendor::{Context, Fabric, options};
+use crate::vendor::{Context, Fabric, on_streams, options};
 
 pub(crate) const BLOCK_BYTES: usize = 5001;
 const STARTS: usize = 3;
@@ -83,7 +83,8 @@ pub(crate) fn gather(parent: &Parent) -> Outcome {
 type Fallen = (&'static str, Error);
 
 fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, Fallen>> {
-    let mut gather = match test_rank.group.all_gather::<u8>(BLOCK_BYTES).outputs(1).prepare() {
+    let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).outputs(1);
+    let mut gather = match on_streams(builder).prepare() {
         Ok(gather) => gather,
         Err(error) => return Ok(Err(("prepare", error))),
     };
@@ -119,7 +120,7 @@ pub(crate) fn capture(parent: &Parent) -> Outcome {
     let mut test_rank = TestRank::open(parent)?;
     // SAFETY: the stream is finished before the operation is dropped, and the host borrows nothing.
     let builder = unsafe { test_rank.group.all_gather::<u8>(BLOCK_BYTES).capturable() };
-    let mut gather = builder.prepare().map_err(unexpected)?;
+    let mut gather = on_streams(builder).prepare().map_err(unexpected)?;
     let stream = &test_rank.stream;
     let memory = test_rank.gpu.memory(8)?;
     inject(parent, &test_rank)?;

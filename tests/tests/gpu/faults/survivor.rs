@@ -114,7 +114,8 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
         true => group.all_reduce::<u8>(bytes),
         false => group.all_gather(bytes),
     };
-    let builder = builder.outputs(1).timeout(timeout);
+    let engine: String = parent.value("ENGINE")?;
+    let builder = builder.outputs(1).timeout(timeout).engine(engine);
     let builder = match phase.is_replayed() {
         // SAFETY: the stream is finished before the operation is dropped, and the host borrows nothing.
         true => unsafe { builder.capturable() },

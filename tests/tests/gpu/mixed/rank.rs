@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use peerlane_collectives::bootstrap::Secret;
 use peerlane_collectives::bootstrap::environment::Environment;
 use peerlane_collectives::bootstrap::tcp::TcpBootstrap;
+use peerlane_collectives::collective::Collective;
+use peerlane_collectives::cost::Transfer;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Fallback, Group, GroupOptions, Operation};
 use peerlane_collectives::plan::{Algorithm, Tier};
@@ -125,6 +127,7 @@ impl<'p> Player<'p> {
             self.starts(&mut gather, &lens, format_args!("{algorithm}, uneven"))?;
             self.parent.print_line(format_args!("passed {algorithm}"));
         }
+        self.launches(&blocks)?;
         // Memory that is exchanged once, and gathered over in place.
         let len = 2003;
         let window = self.group.window::<u8>(len * self.ranks + 90).map_err(unexpected)?;
@@ -134,6 +137,86 @@ impl<'p> Player<'p> {
         self.starts(&mut gather, &lens, "over a window")?;
         drop((gather, window));
         self.group.close().map_err(unexpected)
+    }
+
+    /// Returns whether the copies inside a node can be one launch.
+    fn can_launch(&self) -> bool {
+        let topology = self.group.topology();
+        let is_offered = self.group.engines().iter().any(|it| it.name().starts_with("kernels"));
+        is_offered && topology.nodes() < topology.ranks()
+    }
+
+    /// Gathers with one launch for what moves inside a node, if all ranks have devices that can.
+    fn launches(&mut self, blocks: &[usize]) -> Outcome {
+        if !self.can_launch() {
+            return Ok(());
+        }
+
+        let algorithms = [Algorithm::Direct, Algorithm::Hierarchical, Algorithm::HierarchicalRing];
+        for (number, algorithm) in algorithms.into_iter().enumerate() {
+            for (index, bytes) in blocks.iter().copied().enumerate() {
+                let builder = self.group.all_gather::<u8>(bytes).algorithm(algorithm);
+                let builder = builder.engine("kernels").transfer(Transfer::Direct);
+                let builder = match (number + index) % 3 {
+                    0 => builder.in_place(),
+                    1 => builder.outputs(2),
+                    // Only the chunks of a hierarchical start follow each other over the network.
+                    _ if algorithm != Algorithm::Direct => builder.outputs(1).chunks(2),
+                    _ => builder.outputs(1),
+                };
+                let mut gather = builder.prepare().map_err(unexpected)?;
+                let is_launch = gather.report().launch.is_some();
+                check(is_launch, || format!("no launch: {}", gather.report()))?;
+                let lens = vec![bytes; self.ranks];
+                self.starts(
+                    &mut gather,
+                    &lens,
+                    format_args!("{algorithm}, launch, {bytes} bytes"),
+                )?;
+            }
+        }
+        for bytes in [5, 4001] {
+            self.reductions(bytes)?;
+        }
+        self.parent.print_line("passed launches");
+        Ok(())
+    }
+
+    /// Adds bytes of all ranks by one launch on each, which waits for those of other nodes.
+    fn reductions(&mut self, bytes: usize) -> Outcome {
+        let (me, ranks) = (self.me, self.ranks);
+        let last = Rank::at(ranks - 1);
+        // What is added of each input, and the ranks that add.
+        let own = me * bytes..(me + 1) * bytes;
+        let everywhere = |range| (range, true);
+        let cases = [
+            (Collective::ReduceScatter, bytes * ranks, everywhere(own)),
+            (Collective::AllReduce, bytes, everywhere(0..bytes)),
+            (Collective::Reduce { root: last }, bytes, (0..bytes, me + 1 == ranks)),
+        ];
+        for (collective, input, (range, adds)) in cases {
+            let builder = self.group.operation::<u8>(collective, bytes).engine("kernels");
+            let mut operation = builder.prepare().map_err(unexpected)?;
+            let is_launch = operation.report().launch.is_some();
+            check(is_launch, || format!("no launch: {}", operation.report()))?;
+            for _ in 0..3 {
+                self.round += 1;
+                let place = operation.input_memory().map_err(unexpected)?;
+                self.access.write(place, &block(me, self.round, input))?;
+                operation.run().map_err(|error| unexpected(error).within(collective))?;
+                if !adds {
+                    continue;
+                }
+                let given = (0..ranks).map(|rank| block(rank, self.round, input));
+                let given: Vec<Vec<u8>> = given.map(|all| all[range.clone()].to_vec()).collect();
+                let sum =
+                    |at: usize| given.iter().fold(0, |sum: u8, one| sum.wrapping_add(one[at]));
+                let wanted: Vec<u8> = (0..bytes).map(sum).collect();
+                let seen = self.access.read(operation.output_memory())?;
+                same(format_args!("{collective}, {bytes} bytes"), &seen, &wanted)?;
+            }
+        }
+        Ok(())
     }
 
     fn starts(
@@ -182,7 +265,10 @@ impl<'p> Player<'p> {
 
     /// Gathers until a peer is gone; that is an error, and soon.
     fn deserted(mut self) -> Outcome {
-        let builder = self.group.all_gather::<u8>(3_000_001).algorithm(Algorithm::Direct);
+        let launches = self.can_launch();
+        let algorithm = if launches { Algorithm::Hierarchical } else { Algorithm::Direct };
+        let builder = self.group.all_gather::<u8>(3_000_001).algorithm(algorithm);
+        let builder = if launches { builder.engine("kernels") } else { builder };
         let mut gather = builder.prepare().map_err(unexpected)?;
         let start = Instant::now();
         loop {
@@ -190,7 +276,8 @@ impl<'p> Player<'p> {
             if let Err(error) = gather.run() {
                 let (kind, took) = (error.kind(), begun.elapsed());
                 let known = [ErrorKind::PeerLost, ErrorKind::Aborted].contains(&kind);
-                return check(known && took < LOST_WITHIN, || {
+                let named = error.to_string().contains(&format!("rank {}", self.ranks - 1));
+                return check(known && named && took < LOST_WITHIN, || {
                     format!("after {took:?}: {error} ({kind})")
                 });
             }

@@ -1,6 +1,7 @@
 //! Captures starts in graphs, and replays these between eager starts.
 
 use peerlane_collectives::collective::Collective;
+use peerlane_collectives::cost::Transfer;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{MemoryRange, Operation};
 use peerlane_collectives::plan::Algorithm;
@@ -11,6 +12,7 @@ use super::Case;
 use super::streams::{Book, start_once};
 use crate::support::data::{POISON, block, check, gathered, same, unexpected};
 use crate::support::test_rank::{CaptureMode, Form, TestRank};
+use crate::vendor::FUSED;
 use crate::vendor::memory::{DeviceMemory, Pinned};
 use crate::vendor::stream::{CallerStream, Graph};
 
@@ -42,6 +44,7 @@ pub(crate) fn cases() -> Vec<Case> {
             replayed(test_rank, &mut gather, starts, replays, mode)
         }));
     }
+    cases.extend(fused());
     for (in_place, mode) in [(true, GLOBAL), (true, THREAD), (false, GLOBAL), (false, THREAD)] {
         let form = if in_place { "in place" } else { "from a second window" };
         cases.push(Case::new(format_args!("not prepared, {form}, {mode:?}"), move |test_rank| {
@@ -50,6 +53,38 @@ pub(crate) fn cases() -> Vec<Case> {
     }
     cases.push(Case::new("two graphs by turns", two_graphs));
     cases
+}
+
+/// Launches in graphs, between launches that run at once: of data that is polled, and of data with
+/// flags, whose outputs the starts of a graph use in turn.
+fn fused() -> Vec<Case> {
+    let Some(engine) = FUSED else { return Vec::new() };
+    let cases = Transfer::ALL.into_iter().flat_map(|transfer| {
+        [(1, 3, 1), (3, 4, 2), (4, 3, 2)].map(|(starts, replays, outputs)| {
+            let name =
+                format!("{} launches, a graph of {starts}, {replays} replays", transfer.name());
+            Case::new(name, move |test_rank| {
+                if fused_is_missing(test_rank, engine) {
+                    return Ok(());
+                }
+                let builder = test_rank.group.all_gather::<u8>(BLOCK_BYTES).transfer(transfer);
+                // SAFETY: `replayed` finishes the stream and drops the graph, and the host borrows nothing.
+                let builder = unsafe { builder.capturable() };
+                let mut gather = builder.prepare().map_err(unexpected)?;
+                let found = gather.report().outputs;
+                let expected = if transfer == Transfer::Direct { 2 } else { 1 };
+                check(found == expected, || format!("{found} outputs, expected {expected}"))?;
+                replayed(test_rank, &mut gather, starts * outputs, replays, THREAD)
+            })
+        })
+    });
+    cases.collect()
+}
+
+/// Returns whether ranks cannot use such engines: one alone has no peers.
+fn fused_is_missing(test_rank: &TestRank, engine: &str) -> bool {
+    let kinds = test_rank.group.engines();
+    test_rank.ranks == 1 || kinds.iter().all(|kind| kind.name() != engine)
 }
 
 /// Refuses a start in a capture with a text, between work that the graph must contain.

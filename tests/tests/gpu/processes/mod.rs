@@ -9,6 +9,7 @@ mod algorithms;
 mod captured;
 mod channels;
 mod counts;
+mod fused;
 mod heap;
 mod own_memory;
 mod parent;
@@ -93,10 +94,11 @@ enum Scenario {
     Heap,
     Channels,
     Reductions,
+    Fused,
 }
 
 impl Scenario {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Algorithms,
         Self::Shapes,
         Self::BackToBack,
@@ -109,6 +111,7 @@ impl Scenario {
         Self::Heap,
         Self::Channels,
         Self::Reductions,
+        Self::Fused,
     ];
 
     /// Those that run with ranks that are threads of one process too. A capture can forbid calls of
@@ -122,10 +125,13 @@ impl Scenario {
         match self {
             // The calls of each vendor see no peer, one, a few, and the largest group.
             Self::BackToBack if !shows_all => &[1, 2, 3, 4, 9],
+            Self::Fused if !shows_all => &[],
             _ if !shows_all => &[3],
             Self::Algorithms => ALL,
             Self::Shapes | Self::BackToBack if engine == "streams" => ALL,
             Self::Heap => &ALL[..8],
+            // A launch reaches at most 8 ranks.
+            Self::Fused => &[2, 3, 8],
             _ => &ALL[..4],
         }
     }
@@ -155,6 +161,7 @@ impl Scenario {
             Self::Heap => heap::cases(ranks),
             Self::Channels => channels::cases(),
             Self::Reductions => reductions::cases(),
+            Self::Fused => fused::cases(ranks),
         }
     }
 }
@@ -174,6 +181,7 @@ impl fmt::Display for Scenario {
             Self::Heap => "heap",
             Self::Channels => "channels",
             Self::Reductions => "reductions",
+            Self::Fused => "fused",
         })
     }
 }

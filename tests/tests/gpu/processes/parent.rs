@@ -22,7 +22,7 @@ pub(crate) const SHARED: &str = "ranks of one process that share a GPU share its
 /// How long a rank may take for a scenario.
 const PATIENCE: Duration = Duration::from_secs(100);
 /// Groups of the same ranks at once.
-const GROUPS: usize = 2;
+const GROUPS: usize = 3;
 /// Ranks beyond this need the simulated driver.
 const DEVICES: usize = 4;
 /// Of the simulated driver.

@@ -1,5 +1,7 @@
 //! Adds blocks of all ranks: host starts, starts on a stream without a wait between them, and graphs.
 
+use std::ops::Range;
+
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::group::{MemoryRange, Operation};
 use peerlane_hal::{ErrorKind, LinkKind, Rank};
@@ -8,9 +10,9 @@ use peerlane_tests::Outcome;
 use super::Case;
 use crate::support::data::{block, check, same, unexpected};
 use crate::support::test_rank::{CaptureMode, TestRank};
-use crate::vendor::REDUCES;
 use crate::vendor::memory::{DeviceMemory, Pinned};
 use crate::vendor::stream::CallerStream;
+use crate::vendor::{FUSED, REDUCES};
 
 /// Starts of each length, of which the longest takes most of the time.
 const LENGTHS: [(usize, usize); 4] = [(1, 6), (777, 6), (16_384, 6), (200_001, 2)];
@@ -80,7 +82,11 @@ fn prepare(
     // With these links, an all-reduce has plans in both forms at the lengths of the test.
     let slow = Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma);
     let builder = match is_resizable {
-        true => builder.resizable().check_starts(true).links(slow),
+        true => {
+            let builder = builder.resizable().check_starts(true).links(slow);
+            // Fused starts have one plan for all lengths.
+            if FUSED.is_some() { builder.engine("streams") } else { builder }
+        }
         false => builder,
     };
     let builder = match by {
@@ -150,14 +156,23 @@ fn run(test_rank: &mut TestRank, goal: Goal, (len, starts): (usize, usize), by: 
     book.check()
 }
 
-#[derive(Clone, Copy)]
-struct Shape {
-    me: usize,
-    ranks: usize,
-    input_bytes: usize,
-    /// The part of the sum that this rank gets.
-    begin: usize,
-    output_bytes: usize,
+/// A part of an output.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// The ranks whose inputs are added.
+    pub(super) ranks: Range<usize>,
+    /// Where the part begins in each of these inputs.
+    pub(super) begin: usize,
+    pub(super) bytes: usize,
+}
+
+/// What goes in and what comes out of a start.
+#[derive(Clone, Debug)]
+pub(super) struct Shape {
+    pub(super) me: usize,
+    pub(super) input_bytes: usize,
+    /// The output in the order of its parts.
+    pub(super) parts: Vec<Part>,
 }
 
 impl Shape {
@@ -168,16 +183,26 @@ impl Shape {
             Goal::Reduce if me != ranks - 1 => (bytes, 0, 0),
             _ => (bytes, 0, bytes),
         };
-        Self { me, ranks, input_bytes, begin, output_bytes }
+        let parts = vec![Part { ranks: 0..ranks, begin, bytes: output_bytes }];
+        Self { me, input_bytes, parts }
+    }
+
+    fn output_bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.bytes).sum()
     }
 
     fn expected(&self, round: u64) -> Vec<u8> {
-        let span = self.begin..self.begin + self.output_bytes;
-        let mut sums = vec![0_u32; self.output_bytes / 4];
-        for rank in 0..self.ranks {
-            let block = block(rank, round, self.input_bytes);
+        self.parts.iter().flat_map(|part| part.expected(round)).collect()
+    }
+}
+
+impl Part {
+    fn expected(&self, round: u64) -> Vec<u8> {
+        let mut sums = vec![0_u32; self.bytes / 4];
+        for rank in self.ranks.clone() {
+            let block = block(rank, round, self.begin + self.bytes);
             let mut words = vec![0_u32; sums.len()];
-            bytemuck::cast_slice_mut(&mut words).copy_from_slice(&block[span.clone()]);
+            bytemuck::cast_slice_mut(&mut words).copy_from_slice(&block[self.begin..]);
 
             // A loop over slices takes a tenth of the time of iterators, without optimisation.
             let (sums, words) = (&mut sums[..], &words[..]);
@@ -192,7 +217,7 @@ impl Shape {
 }
 
 /// What goes in and comes out of several starts.
-struct Book {
+pub(super) struct Book {
     shape: Shape,
     sent: Pinned,
     seen: Pinned,
@@ -201,10 +226,10 @@ struct Book {
 }
 
 impl Book {
-    fn new(test_rank: &TestRank, shape: Shape, starts: usize) -> Outcome<Self> {
+    pub(super) fn new(test_rank: &TestRank, shape: Shape, starts: usize) -> Outcome<Self> {
         // A graph has one start more, at once.
         let sent = test_rank.gpu.pinned((starts + 1) * shape.input_bytes.max(1))?;
-        let seen = test_rank.gpu.pinned((starts + 1) * shape.output_bytes.max(1))?;
+        let seen = test_rank.gpu.pinned((starts + 1) * shape.output_bytes().max(1))?;
         Ok(Self { shape, sent, seen, rounds: Vec::new(), taken: 0 })
     }
 
@@ -229,7 +254,7 @@ impl Book {
     }
 
     /// Runs a start of the host.
-    fn run(
+    pub(super) fn run(
         &mut self,
         test_rank: &mut TestRank,
         stream: &CallerStream,
@@ -243,7 +268,7 @@ impl Book {
     }
 
     fn take(&mut self, stream: &CallerStream, output: u64) -> Outcome {
-        let bytes = self.shape.output_bytes;
+        let bytes = self.shape.output_bytes();
         self.taken += 1;
         match bytes {
             0 => Ok(()),
@@ -251,7 +276,7 @@ impl Book {
         }
     }
 
-    fn start(
+    pub(super) fn start(
         &mut self,
         test_rank: &mut TestRank,
         stream: &CallerStream,
@@ -263,14 +288,14 @@ impl Book {
     }
 
     /// Replays a graph of two starts, and starts once at once.
-    fn replay(
+    pub(super) fn replay(
         &mut self,
         test_rank: &mut TestRank,
         stream: &CallerStream,
         operation: &mut Operation<u32>,
         replays: usize,
     ) -> Outcome {
-        let Shape { input_bytes, output_bytes, .. } = self.shape;
+        let (input_bytes, output_bytes) = (self.shape.input_bytes, self.shape.output_bytes());
         let memory = |bytes: usize| -> Outcome<[DeviceMemory; 2]> {
             Ok([test_rank.gpu.memory(bytes.max(1))?, test_rank.gpu.memory(bytes.max(1))?])
         };
@@ -301,8 +326,8 @@ impl Book {
         stream.finish()
     }
 
-    fn check(&self) -> Outcome {
-        let bytes = self.shape.output_bytes;
+    pub(super) fn check(&self) -> Outcome {
+        let bytes = self.shape.output_bytes();
         for (index, round) in self.rounds.iter().enumerate() {
             let seen = self.seen.read(index * bytes, bytes);
             same(format_args!("start {index}"), &seen, &self.shape.expected(*round))?;

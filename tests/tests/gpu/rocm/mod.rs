@@ -9,11 +9,21 @@ pub(crate) mod stream;
 
 use std::path::PathBuf;
 
+use peerlane::Element;
+use peerlane::group::OperationBuilder;
 pub(crate) use peerlane_rocm::{Context, EngineKind, Fabric, Local, Options};
 use peerlane_simulated_driver::Rocm;
 use peerlane_tests::GpuDriver;
 
 use crate::support::machine::Machine;
+
+/// The kind of engines that make fused starts.
+pub(crate) const FUSED: Option<&str> = None;
+
+/// Returns the operation as it is, because no starts are fused.
+pub(crate) fn on_streams<T: Element>(builder: OperationBuilder<'_, T>) -> OperationBuilder<'_, T> {
+    builder
+}
 
 /// Whether the engines run reductions.
 pub(crate) const REDUCES: bool = false;

@@ -28,7 +28,8 @@ pub(crate) struct TestRank {
     pub(crate) hubs: Vec<String>,
     /// Of this rank alone.
     pub(crate) random: fastrand::Rng,
-    round: u64,
+    /// The last round, whose number is that of its data.
+    pub(crate) round: u64,
 }
 
 impl TestRank {

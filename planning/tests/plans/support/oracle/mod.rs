@@ -3,8 +3,8 @@
 //! It shares no code with the verifier. Every rank makes several starts, one after another, with new data. A put or a get reads
 //! its source at once or later, and its result is visible later, unless a signal to the same peer follows it. When lane 0 is
 //! complete, the caller reads the output, overwrites it and the source, and starts again. Some runs use epochs as flag values;
-//! the others use flags that a wait resets, like captured starts. With several outputs in turn, the caller overwrites only the
-//! last one, and there is a set of flags for each output.
+//! the others use flags that a wait resets, like captured starts. With several outputs or inboxes in turn, the caller overwrites only the
+//! last one, and there is a set of flags for each output or inbox, whichever are more.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -32,6 +32,8 @@ pub(crate) struct Oracle {
     ranks: usize,
     in_place: Vec<bool>,
     outputs: u64,
+    /// The number of sets of flags, and of inboxes.
+    sets: u64,
     starts: u64,
     /// The length in units of the block that each rank provides for each output, or nothing.
     blocks: Vec<Vec<usize>>,
@@ -88,7 +90,8 @@ impl Oracle {
     /// In a scatter they are the lengths of the blocks that the ranks receive. In an all-to-all, rank p sends the length of
     /// number q - p to rank q, modulo their count.
     ///
-    /// Four starts use each of two outputs twice. Fails for plans that name ranks, cells or outputs that do not exist.
+    /// Four starts use each of two outputs or inboxes twice. Fails for plans that name ranks, cells, outputs or inboxes that do
+    /// not exist.
     pub(crate) fn new(plans: &[Plan], lengths: &[usize], starts: u64) -> Result<Self, Harm> {
         let collective = plans.first().map_or(Collective::AllGather, |plan| plan.collective);
         let (blocks, mut is_by_output) = blocks(collective, lengths);
@@ -127,10 +130,25 @@ impl Oracle {
             return Err(Harm::OutOfRange);
         }
         let outputs = plans.first().map_or(1, |plan| plan.outputs);
-        if outputs == 0 || plans.iter().any(|plan| plan.outputs != outputs) {
+        let inboxes = plans.first().map_or(1, |plan| plan.inboxes);
+        let agrees = |plan: &Plan| (plan.outputs, plan.inboxes) == (outputs, inboxes);
+        if outputs == 0 || inboxes == 0 || !plans.iter().all(agrees) {
             return Err(Harm::OutOfRange);
         }
-        let (outputs, flags) = (u64::from(outputs), names.len());
+        // Every output has an inbox of its own, and only reductions have inboxes.
+        let is_reduction = matches!(
+            collective,
+            Collective::ReduceScatter
+                | Collective::AllReduce
+                | Collective::Reduce { .. }
+                | Collective::Scan
+                | Collective::Exscan
+        );
+        if inboxes > 1 && !is_reduction {
+            return Err(Harm::OutOfRange);
+        }
+        let (outputs, sets) = (u64::from(outputs), u64::from(outputs.max(inboxes)));
+        let flags = names.len();
         let mut readers = vec![Vec::new(); flags];
         for (number, lane) in lanes.iter().enumerate() {
             for action in &lane.actions {
@@ -144,6 +162,7 @@ impl Oracle {
             ranks,
             in_place,
             outputs,
+            sets,
             starts,
             blocks,
             given,

@@ -90,7 +90,7 @@ impl<'a> Run<'a> {
         let callers = (0..ranks).map(|rank| Caller {
             input: vec![SCRIBBLE; oracle.input_units(rank)],
             outputs: vec![vec![SCRIBBLE; oracle.output_units(rank)]; oracle.outputs as usize],
-            inboxes: vec![vec![SCRIBBLE; oracle.inbox_units(rank)]; oracle.outputs as usize],
+            inboxes: vec![vec![SCRIBBLE; oracle.inbox_units(rank)]; oracle.sets as usize],
             start: 1,
             running: false,
         });
@@ -108,7 +108,7 @@ impl<'a> Run<'a> {
         let lags = |action: &Action| matches!(action, Action::Wait { lag: 1.., .. });
         let has_lag = oracle.lanes.iter().flat_map(|lane| &lane.actions).any(lags);
         let (mailboxes, hasty) = (rng.bool() && !has_lag, rng.u8(0..=4));
-        let flags = vec![0; oracle.flags * oracle.outputs as usize];
+        let flags = vec![0; oracle.flags * oracle.sets as usize];
         let awake = BinaryHeap::new();
         let mut run = Self { oracle, rng, mailboxes, hasty, callers, lanes, flags, awake };
         (0..oracle.lanes.len()).for_each(|lane| run.wake((lane, None)));
@@ -181,7 +181,7 @@ impl<'a> Run<'a> {
 
     /// Returns the flag of a start.
     fn in_turn(&self, flag: usize, start: u64) -> usize {
-        (start % self.oracle.outputs) as usize * self.oracle.flags + flag
+        (start % self.oracle.sets) as usize * self.oracle.flags + flag
     }
 
     fn value(&self, lane: usize) -> u64 {
