@@ -1,10 +1,12 @@
-"""Measures all-gathers of Peerlane beside PyTorch's default and its symmetric memory, and compares every byte.
+"""Measures collectives of Peerlane beside `torch.distributed` and symmetric memory, and compares every byte.
 
     torchrun --nproc-per-node 2 benchmark.py --json out.json --plot out.svg
+    torchrun --nproc-per-node 4 benchmark.py --collective all-reduce --min-bytes 4K --max-bytes 1G
     torchrun --nproc-per-node 4 benchmark.py --device cpu --max-bytes 4M
 
-Sizes are those of the output. Each size is measured in rounds in which the ways take turns; the table has the median time of the slowest rank, and the ratio of the
-fastest of the others to Peerlane in memory of the library. `peerlane, copied` gathers tensors of PyTorch, which are copied. The plot needs matplotlib.
+Sizes are those of the larger of input and output. Each size is measured in rounds in which the ways take turns; the table has the median time of the slowest rank,
+and the ratio of the fastest of the others to the fastest of Peerlane. `peerlane` is a call on tensors of `empty`, `peerlane, copied` one on tensors of PyTorch, which
+are copied, `backend` the same call of torch.distributed on the backend "peerlane". `--graph` measures replays of a graph of 20 calls. The plot needs matplotlib.
 """
 
 import argparse
@@ -24,37 +26,83 @@ def parse_bytes(text):
     return int(text[:-1]) * units[text[-1].upper()] if text[-1].upper() in units else int(text)
 
 
-def ways(device, group, output_bytes, use_symmetric):
-    """Returns functions that gather by name, each with its output."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    count = output_bytes // size
+class Case:
+    """One collective with the inputs and outputs of a size."""
 
-    def filled(tensor):
-        return tensor.copy_(torch.arange(count, dtype=torch.int64).add(rank * 7).to(torch.uint8))
+    def __init__(self, collective, total_bytes, device, empty):
+        self.collective, self.size, rank = collective, dist.get_world_size(), dist.get_rank()
+        self.dtype = torch.uint8 if collective in ("all-gather", "all-to-all") else torch.bfloat16
+        count = total_bytes // self.dtype.itemsize // self.size * self.size
+        part = count // self.size
+        inputs = {"all-gather": part}.get(collective, count)
+        outputs = {"reduce-scatter": part}.get(collective, count)
+        self.input, self.output = empty(inputs, self.dtype), empty(outputs, self.dtype)
+        # Small whole numbers, whose sums have no rounding.
+        self.input.copy_(torch.arange(inputs, device=device).add_(rank * 7).remainder_(31).to(self.dtype))
 
-    own_output = peerlane.torch.empty(size * count, dtype=torch.uint8, group=group)
-    own_input = filled(peerlane.torch.empty(count, dtype=torch.uint8, group=group))
-    output, plain = (torch.empty(length, dtype=torch.uint8, device=device) for length in (size * count, count))
-    filled(plain)
-    copied = torch.empty_like(output)
-    found = {
-        "peerlane": (lambda: peerlane.torch.all_gather_into_tensor(own_output, own_input, group=group), lambda: own_output),
-        "peerlane, copied": (lambda: peerlane.torch.all_gather_into_tensor(copied, plain, group=group), lambda: copied),
-        "torch.distributed": (lambda: dist.all_gather_into_tensor(output, plain), lambda: output),
-    }
-    if use_symmetric:
+    def call(self, api, group):
+        """Returns a function that makes the call of `torch.distributed`, or of a module with its functions."""
+        if self.collective == "all-gather":
+            return lambda: api.all_gather_into_tensor(self.output, self.input, group=group)
+        if self.collective == "all-to-all":
+            return lambda: api.all_to_all_single(self.output, self.input, group=group)
+        if self.collective == "reduce-scatter":
+            return lambda: api.reduce_scatter_tensor(self.output, self.input, group=group)
+        # In place, so the values grow; `result` begins again.
+        return lambda: api.all_reduce(self.output, group=group)
+
+    def result(self, call):
+        """Returns the output of one call."""
+        if self.collective == "all-reduce":
+            self.output.copy_(self.input)
+        call()
+        return self.output.cpu()
+
+
+def ways(device, group, backend, total_bytes, options, on_nccl):
+    """Returns the case and the call of each way, by name."""
+
+    def own(count, dtype):
+        return peerlane.torch.empty(count, dtype=dtype, group=group)
+
+    def plain(count, dtype):
+        return torch.empty(count, dtype=dtype, device=device)
+
+    found = {}
+    for name, empty, api, served in (
+        ("peerlane", own, peerlane.torch, group),
+        ("peerlane, copied", plain, peerlane.torch, group),
+        ("backend", plain, dist, backend),
+        ("torch.distributed", plain, dist, dist.group.WORLD),
+    ):
+        case = Case(options.collective, total_bytes, device, empty)
+        found[name] = case, case.call(api, served)
+    if on_nccl and options.collective == "all-gather":
         import torch.distributed._symmetric_memory as symmetric
 
-        source = filled(symmetric.empty(count, dtype=torch.uint8, device=device))
-        symmetric.rendezvous(source, dist.group.WORLD)
-        result = [None]
+        case = Case(options.collective, total_bytes, device, lambda count, dtype: symmetric.empty(count, dtype=dtype, device=device))
+        symmetric.rendezvous(case.input, dist.group.WORLD)
 
         def gather():
             name = dist.group.WORLD.group_name
-            result[0] = torch.ops._c10d_functional.wait_tensor(torch.ops.symm_mem._low_contention_all_gather(source, name))
+            case.output = torch.ops._c10d_functional.wait_tensor(torch.ops.symm_mem._low_contention_all_gather(case.input, name))
 
-        found["symmetric memory"] = (gather, lambda: result[0])
+        found["symmetric memory"] = case, gather
     return found
+
+
+def recorded(call, repeat):
+    """Returns a function that replays a graph of several calls."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(repeat):
+                call()
+    torch.cuda.synchronize()
+    return graph.replay
 
 
 def measure(collective, device, repeat):
@@ -73,12 +121,13 @@ def measure(collective, device, repeat):
     return begin.elapsed_time(end) / 1e3 / repeat
 
 
-def median_times(ways, device, options):
+def median_times(calls, device, options):
     """Returns the time of each way in µs: the median of the slowest rank over rounds in which the ways take turns."""
-    times = {name: [] for name in ways}
+    times = {name: [] for name in calls}
     for turn in range(options.rounds + 1):
-        for name, (collective, _) in ways.items():
-            seconds = torch.tensor([measure(collective, device, options.repeat)], dtype=torch.float64, device=device)
+        for name, call in calls.items():
+            elapsed = measure(call, device, 1) / options.repeat if options.graph else measure(call, device, options.repeat)
+            seconds = torch.tensor([elapsed], dtype=torch.float64, device=device)
             dist.all_reduce(seconds, dist.ReduceOp.MAX)
             if turn:  # The first round prepares operations.
                 times[name].append(seconds.item())
@@ -89,6 +138,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--share", action="store_true", help="all ranks use GPU 0, with gloo for PyTorch; times then mean nothing")
+    parser.add_argument("--collective", choices=["all-gather", "all-reduce", "reduce-scatter", "all-to-all"], default="all-gather")
+    parser.add_argument("--graph", action="store_true", help="measure replays of a graph of --repeat calls")
     parser.add_argument("--min-bytes", type=parse_bytes, default="64K")
     parser.add_argument("--max-bytes", type=parse_bytes, default="16M")
     parser.add_argument("--rounds", type=int, default=7)
@@ -104,18 +155,25 @@ def main():
     on_nccl = device.type == "cuda" and not options.share
     dist.init_process_group("nccl" if on_nccl else "gloo", device_id=device if on_nccl else None)
     group, rows = peerlane.torch.group_of(**backend), []
-    output_bytes = options.min_bytes
-    while output_bytes <= options.max_bytes:
-        gathers = ways(device, group, output_bytes, on_nccl)
-        medians = median_times(gathers, device, options)
-        outputs = [output() for _, output in gathers.values()]
-        if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
-            raise SystemExit(f"rank {dist.get_rank()}: the outputs of {output_bytes} bytes differ")
-        others = [value for name, value in medians.items() if not name.startswith("peerlane")]
-        rows.append({"bytes": output_bytes, "microseconds": medians, "ratio": min(others) / medians["peerlane"]})
+    process_group = dist.new_group(backend="peerlane", pg_options=backend)
+    total_bytes = options.min_bytes
+    while total_bytes <= options.max_bytes:
+        found = ways(device, group, process_group, total_bytes, options, on_nccl)
+        outputs = {name: case.result(call) for name, (case, call) in found.items()}
+        expected = outputs["torch.distributed"]
+        different = [name for name, output in outputs.items() if not torch.equal(output, expected)]
+        if different:
+            raise SystemExit(f"rank {dist.get_rank()}: the outputs of {total_bytes} bytes differ from torch.distributed: {different}")
+        calls = {name: recorded(call, options.repeat) if options.graph else call for name, (_, call) in found.items()}
+        medians = median_times(calls, device, options)
+        theirs = [value for name, value in medians.items() if name in ("torch.distributed", "symmetric memory")]
+        ours = [value for name, value in medians.items() if name not in ("torch.distributed", "symmetric memory")]
+        ratio = min(theirs) / min(ours)
+        rows.append({"bytes": total_bytes, "microseconds": medians, "ratio": ratio})
         if dist.get_rank() == 0:
-            print(f"{output_bytes:>12} B  " + "  ".join(f"{name} {value:.1f} µs" for name, value in medians.items()), flush=True)
-        output_bytes *= 4
+            times = "  ".join(f"{name} {value:.1f} µs" for name, value in medians.items())
+            print(f"{total_bytes:>12} B  {times}  ratio {ratio:.2f}", flush=True)
+        total_bytes *= 4
     if dist.get_rank() == 0:
         result = {
             "torch": torch.__version__,
@@ -141,8 +199,8 @@ def plot(rows, file):
 
     for name in rows[0]["microseconds"]:
         pyplot.loglog([row["bytes"] for row in rows], [row["microseconds"][name] for row in rows], marker="o", label=name)
-    pyplot.xlabel("bytes of the output")
-    pyplot.ylabel("time of one all-gather, µs")
+    pyplot.xlabel("bytes")
+    pyplot.ylabel("time of one call, µs")
     pyplot.legend()
     pyplot.savefig(file)
 

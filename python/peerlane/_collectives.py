@@ -112,10 +112,12 @@ class Collectives:
 
     def report(self) -> dict:
         """Returns the counts of calls and the memory."""
-        counts = json.loads(self.group.stats())["immediate"]
+        stats = json.loads(self.group.stats())
+        counts = stats["immediate"]
         prepared = {"kept": counts["operations"], "hits": counts["hits"], "misses": counts["calls"] - counts["hits"]}
         memory = {**self.arena.report(), "bytes_for_copies": counts["copy_bytes"]}
-        return {"calls": counts["calls"], "calls_with_copies": counts["copied"], "operations": prepared, "memory": memory}
+        calls = {"calls": counts["calls"], "calls_with_copies": counts["copied"], "paths": stats["paths"]}
+        return {**calls, "operations": prepared, "memory": memory}
 
     def _call_on_host(self, arguments: tuple, arrays: tuple, output: Any, wait: bool, timeout: float | None) -> Any:
         self.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,8 +16,10 @@ from peerlane._group import stream_handle
 class StreamFuture:
     """Lets a stream or the host wait for a collective on another stream."""
 
-    def __init__(self, group: _native.Group, event: Any, device: int):
+    def __init__(self, group: _native.Group, stream: Any, event: Any, device: int):
         self._group, self._event, self._device, self._output = group, event, device, None
+        # The stream of the call.
+        self.stream = stream
 
     def wait(self, timeout: float | None = None) -> Any:
         """Lets the current stream of the GPU wait, and returns the output. The host does not wait, so `timeout` has no effect."""
@@ -25,6 +28,14 @@ class StreamFuture:
         self._group.check()
         torch.cuda.current_stream(self._device).wait_event(self._event)
         return self._output
+
+    def then(self, enqueue: Callable[[], None]) -> None:
+        """Enqueues more work on the stream of the call by calling `enqueue`. Waits from now on include it."""
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            enqueue()
+            self._event = self.stream.record_event()
 
     def done(self) -> bool:
         """Returns whether the output is complete."""
@@ -58,8 +69,13 @@ class Streams:
 
         It does not if the call exchanges messages or an argument needs a closer look, and if anything else is to be done for the call.
         """
-        if self.current_handle is None or self.in_use or self.arena.exchange is not None:
+        if self.current_handle is None or self.arena.exchange is not None:
             return False
+        if self.in_use:
+            # During a capture, no event can be queried.
+            if self.torch.cuda.is_current_stream_capturing():
+                return False
+            self.drop_unused()
         if type(root) is not int or root < 0 or type(reduction) is not str or not (beside_compute is None or type(beside_compute) is bool):
             return False
         handle = self.current_handle(self.device)
@@ -111,7 +127,7 @@ class Streams:
                 self.drop_unused()
                 if is_held:
                     self.hold(caller if wait else used, source, target, event=event)
-        return None if wait else StreamFuture(self.group, event, self.device)
+        return None if wait else StreamFuture(self.group, used, event, self.device)
 
     def hold(self, stream: Any, *arrays: Any, event: Any = None) -> None:
         """Keeps arrays allocated until a stream has done the work that is enqueued on it now, at whose end `event` is, if it is given.

@@ -233,9 +233,14 @@ class Group:
         return Group(self._native.shrink())
 
     def close(self) -> None:
-        """Closes the group, after the work of all ranks. Collective. A second call does nothing."""
+        """Closes the group, after the work of all ranks. Collective. A second call does nothing.
+
+        If the variable PEERLANE_REPORT is set, rank 0 prints how the calls on arrays ran: their collectives, algorithms, engines and numbers.
+        """
         if not self.is_closed:
             self._calls.finish()
+            if os.environ.get("PEERLANE_REPORT"):
+                self._print_paths()
             self.is_closed = True
             self._calls.clear()
             try:
@@ -243,6 +248,18 @@ class Group:
             except BaseException:
                 self.abandon()
                 raise
+
+    def _print_paths(self) -> None:
+        if self.rank != 0:
+            return
+        report = self.report()
+        lines = [
+            f"peerlane: {report['calls']} calls of rank 0 in a group of {self.size}, {report['calls_with_copies']} with copies ({self.selection})"
+        ]
+        for path in report["paths"]:
+            form = f" ({path['form']})" if path["form"] else ""
+            lines.append(f"  {path['calls']:>8}  {path['collective']}{form}: {path['algorithm']} on {path['engine']}")
+        print("\n".join(lines), file=sys.stderr)
 
     def abandon(self) -> None:
         """Leaves the group without the other ranks, which lose this rank."""
@@ -396,9 +413,9 @@ class Group:
 
         With `counts`, one number for each rank, blocks have sizes of their own.
 
-        `reduction` is "sum", "max", "min", or, for floating point, "average". Every rank adds in rank order, so results are equal in every run. "max" and
-        "min" prefer a number to a NaN, as `numpy.fmax` and NCCL's kernels, and unlike `numpy.maximum` and `torch.maximum`; sums and averages are NaN if any
-        element is.
+        `reduction` is "sum", "max", "min", "maximum", "minimum", or, for floating point, "average". Every rank adds in rank order, so results are equal in
+        every run. "max" and "min" prefer a number to a NaN, as `numpy.fmax` and NCCL's kernels. "maximum" and "minimum", as those of `numpy` and `torch`,
+        sums and averages are NaN if any element is.
         """
         return self._calls.call("reduce-scatter", input, output, reduction=reduction, **options)
 
@@ -431,7 +448,7 @@ class Group:
         return self._calls.call("exscan", input, output, reduction=reduction, **options)
 
     def report(self) -> dict:
-        """Returns what the calls on arrays did: prepared operations, hits of the cache, calls with copies, and memory."""
+        """Returns what the calls on arrays did: calls with copies, the paths by which they ran, prepared operations, hits of the cache, and memory."""
         return {"rank": self.rank, "size": self.size, "selection": self.selection, **self._calls.report()}
 
 

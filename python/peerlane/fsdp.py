@@ -21,7 +21,7 @@ import peerlane.torch
 from peerlane._arguments import flag
 from peerlane._errors import InvalidArgument, OutOfMemory, Unavailable
 from peerlane._group import Group
-from peerlane.torch import dist, torch
+from peerlane._torch import dist, operator_name, torch
 
 
 def enable(
@@ -133,7 +133,7 @@ class ReduceScatter(_Hook):
         """Reduces the gradients of all ranks and gives each rank its block."""
         reason = self.reason(group, input_tensor)
         try:
-            peerlane.torch._reduction(op)
+            operator_name(op)
         except InvalidArgument as error:
             reason = reason or str(error)
         if reason is not None:

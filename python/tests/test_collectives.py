@@ -1,5 +1,6 @@
 """Every collective, every type, sizes that differ, and memory with and without copies, on 1 to 4 ranks."""
 
+import re
 from pathlib import Path
 
 import numpy
@@ -151,6 +152,7 @@ def one_operation_serves_all_sizes(group):
         group.all_gather(source, target)
         assert numpy.array_equal(target, numpy.repeat(numpy.arange(group.size), count))
     report = group.report()
+    assert [(path["collective"], path["calls"]) for path in report["paths"]] == [("all-gather", 5)], report
     assert report["operations"] == {"kept": 1, "hits": 4, "misses": 1} and report["calls_with_copies"] == 0, report
     # Parts can begin at another place on each rank, so they are copied.
     places = group.empty(10 * group.size, "float32")
@@ -359,6 +361,8 @@ def reductions_of_nan(group):
         numbers = {
             "max": [2.0, 2.0, 3.0, nan],
             "min": [1.0, 2.0, 3.0, nan],
+            "maximum": [2.0, nan, nan, nan],
+            "minimum": [1.0, nan, nan, nan],
             "sum": [3.0, nan, nan, nan],
             "average": [1.5, nan, nan, nan],
         }
@@ -366,5 +370,20 @@ def reductions_of_nan(group):
             numpy.testing.assert_array_equal(group.all_reduce(source, numpy.empty_like(source), reduction), numpy.array(expected, dtype))
 
 
-def test_max_and_min_prefer_a_number_to_a_nan():
+def test_max_and_min_prefer_a_number_to_a_nan_and_maximum_and_minimum_do_not():
     peerlane.spawn(reductions_of_nan, 2)
+
+
+def counted(group):
+    few, many = numpy.ones(3, "f4"), numpy.empty(3 * group.size, "f4")
+    for _ in range(2):
+        group.all_gather(few, many)
+    group.all_reduce(few)
+
+
+def test_a_report_is_printed_at_the_end(monkeypatch, capfd):
+    monkeypatch.setenv("PEERLANE_REPORT", "1")
+    peerlane.spawn(counted, 2)
+    printed = capfd.readouterr().err
+    assert printed.count("3 calls of rank 0 in a group of 2, 3 with copies") == 1, printed
+    assert re.search(r" 2  all-gather: direct on \w+\n +1  all-reduce \([\w-]+\): direct on \w+\n", printed), printed

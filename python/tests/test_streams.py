@@ -22,7 +22,7 @@ class Event:
 
 class Stream:
     def __init__(self, number):
-        self.cuda_stream, self.events = number, []
+        self.cuda_stream, self.events, self.awaited = number, [], []
 
     def record_event(self):
         self.events.append(Event(self))
@@ -32,7 +32,7 @@ class Stream:
         pass
 
     def wait_event(self, event):
-        pass
+        self.awaited.append(event)
 
     def __enter__(self):
         Cuda.current.append(self)
@@ -107,9 +107,9 @@ def torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
     monkeypatch.setattr(Cuda, "current", [Stream(7)])
     monkeypatch.setattr(Cuda, "is_captured", False)
-    sys.modules.pop("peerlane.torch", None)
+    sys.modules.pop("peerlane._torch", None)
     yield fake
-    sys.modules.pop("peerlane.torch", None)
+    sys.modules.pop("peerlane._torch", None)
 
 
 class Group:
@@ -185,36 +185,42 @@ def test_an_event_that_is_late_does_not_keep_the_arrays_of_others(torch):
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_list_is_kept_until_its_copies_have_run(torch, is_async):
-    module = importlib.import_module("peerlane.torch")
-    log = []
-    calls = types.SimpleNamespace(streams=streams_of_group())
-    group = types.SimpleNamespace(_calls=calls)
+    module = importlib.import_module("peerlane._torch")
+    log, streams = [], streams_of_group()
+    group = types.SimpleNamespace(_calls=types.SimpleNamespace(streams=streams))
     flat, tensors = Tensor([1, 2, 3], log), [Tensor([0], log), Tensor([0, 0], log)]
     kept = [weakref.ref(each) for each in (flat, *tensors)]
     values = [each.values for each in tensors]
     other = Stream(11)
 
-    class Future:
-        def wait(self, timeout=None):
-            return None
-
-        def done(self):
-            return True
-
-    work = module.Work(Future()) if is_async else None
+    work = module.Work(streams.start((), Array(), Array(), None, False), [flat]) if is_async else None
     work = module._to_list(group, work, flat, tensors)
     assert (work is not None) == is_async
-    if is_async:
-        assert not log
-        with other:
-            # The caller waits on another stream than that of the allocation.
-            work.wait()
-    del flat, tensors, work
-    copied_on = other if is_async else Cuda.current[0]
+    copied_on = streams.side if is_async else Cuda.current[0]
     assert log == [copied_on] * 2 and [part.tolist() for part in values] == [[1], [2, 3]]
-    event = calls.streams.in_use[0][0]
-    assert len(calls.streams.in_use) == 1
-    assert event.stream is copied_on and all(each() is not None for each in kept)
-    event.is_done = True
-    calls.streams.drop_unused()
-    assert all(each() is None for each in kept)
+    if is_async:
+        # The caller waits for the copies, on another stream than that of the allocation.
+        with other:
+            work.wait()
+        assert work.result() == tensors and other.awaited == [streams.side.events[-1]]
+
+    del flat, tensors, work
+    assert all(event.stream is copied_on for event, _ in streams.in_use) and all(each() is not None for each in kept)
+    for event in [held[0] for held in streams.in_use]:
+        event.is_done = True
+    streams.drop_unused()
+    assert all(each() is None for each in kept) and not streams.in_use
+
+
+def test_a_call_on_the_current_stream_drops_what_is_done_before(torch):
+    streams = streams_of_group()
+    streams.current_handle, taken = lambda device: 7, []
+    streams.group.try_call_on = lambda *call: taken.append(call) or True
+    streams.start((), Array(), Array(), None, False)
+    call = ("all-gather", 0, "sum", Array(), Array(), None)
+    assert streams.try_start(*call) and len(streams.in_use) == 1
+    streams.in_use[0][0].is_done = True
+    Cuda.is_captured = True
+    assert not streams.try_start(*call) and len(streams.in_use) == 1, "an event was queried during a capture"
+    Cuda.is_captured = False
+    assert streams.try_start(*call) and not streams.in_use and len(taken) == 2

@@ -7,7 +7,9 @@ import peerlane
 pytest.importorskip("torch")
 
 import torch
+import torch.distributed as dist
 from test_fsdp import STEPS, train
+from test_process_group import in_ranks
 from test_torch import random, with_gloo
 
 import peerlane.torch
@@ -173,3 +175,79 @@ def dropped(group):
 
 def test_tensors_are_kept_until_their_copies_have_run():
     peerlane.spawn(dropped, 2, **OPTIONS)
+
+
+def as_backend():
+    """Makes calls on the GPU and compares them with those of Gloo on the CPU, which serves the same process group."""
+    torch.cuda.set_device(0)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (1, 1000, 300_001):
+        for is_async in (False, True):
+            own = random((count,), torch.int32, rank)
+
+            def both(call, *tensors, is_async=is_async, count=count):
+                """Makes a call with tensors of the CPU and with copies on the GPU."""
+                copies = [tensor.cuda() for tensor in tensors]
+                for each in (tensors, copies):
+                    work = call(*each, async_op=is_async)
+                    if is_async:
+                        work.wait()
+                assert all(torch.equal(tensor, copy.cpu()) for tensor, copy in zip(tensors, copies)), (count, is_async)
+
+            both(dist.all_reduce, own.clone())
+            both(lambda tensor, **options: dist.all_reduce(tensor, dist.ReduceOp.MAX, **options), own.clone())
+            both(dist.all_gather_into_tensor, torch.zeros(size * count, dtype=torch.int32), own)
+            both(
+                lambda *tensors, **options: dist.all_gather(list(tensors[1:]), tensors[0], **options), own, *[torch.zeros_like(own)] * size
+            )
+            both(dist.reduce_scatter_tensor, torch.zeros_like(own), own.repeat(size))
+            both(dist.all_to_all_single, torch.zeros_like(own.repeat(size)), own.repeat(size))
+            both(lambda tensor, **options: dist.broadcast(tensor, size - 1, **options), own.clone())
+    objects = [None] * size
+    dist.all_gather_object(objects, rank)
+    assert objects == list(range(size))
+    dist.barrier()
+    with pytest.raises(peerlane.Unavailable, match="new_group"):
+        dist.send(torch.ones(1, device="cuda"), (rank + 1) % size)
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+    model(torch.ones(2, 8, device="cuda") * rank).sum().backward()
+    gradient = model.module.weight.grad.clone()
+    dist.broadcast(gradient, 0)
+    assert torch.equal(gradient, model.module.weight.grad)
+
+
+def compiled_and_recorded():
+    """Compiles a function with ops as a whole, and replays a graph of it."""
+    torch.cuda.set_device(0)
+    rank, size, name = dist.get_rank(), dist.get_world_size(), peerlane.torch.name_of()
+    weight = random((64, 64), torch.float32, 3).cuda()
+
+    def layer(x):
+        whole = torch.ops.peerlane.all_gather(x, name)
+        return x + torch.ops.peerlane.reduce_scatter(torch.relu(whole @ weight), "sum", name)
+
+    x = random((16, 64), torch.float32, rank).cuda()
+    expected = layer(x)
+    found = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    assert torch.equal(found, expected)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        layer(x)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            output = layer(x)
+    for turn in range(3):
+        x.copy_(random((16, 64), torch.float32, rank + size * turn))
+        torch.cuda.synchronize()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(output, layer(x)), turn
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("function", [as_backend, compiled_and_recorded])
+def test_the_backend_on_a_shared_gpu(function):
+    options = {"backend": "cuda", "device": 0, "timeout": 60}
+    in_ranks(2, function, backend="cpu:gloo,cuda:peerlane", options=options)

@@ -71,6 +71,12 @@ def random(shape, dtype, seed):
     return numbers.to(dtype)
 
 
+def nan_of_one_rank(dtype):
+    """Returns a NaN on rank 0 and the number of the rank from 1 elsewhere, and the number on every rank."""
+    rank = dist.get_rank()
+    return torch.tensor([float("nan") if rank == 0 else rank + 1, rank + 1], dtype=dtype)
+
+
 def every_call():
     rank, size = dist.get_rank(), dist.get_world_size()
     for dtype in TYPES:
@@ -144,6 +150,15 @@ def every_call():
             largest = ordered[rank].clone()
             peerlane.torch.all_reduce(largest, dist.ReduceOp.MAX)
             assert torch.equal(largest, torch.stack(ordered).max(0).values)
+            if dtype.is_floating_point:
+                reduced = [nan_of_one_rank(dtype) for _ in range(4)]
+                for tensor, op in zip(reduced, (dist.ReduceOp.MAX, dist.ReduceOp.MIN, "max", "min")):
+                    peerlane.torch.all_reduce(tensor, op)
+                # A NaN wins as in `torch.maximum`, or loses as in `torch.fmax`, unless there is nothing else.
+                nan, is_alone = float("nan"), size == 1
+                expected = [[nan, size], [nan, 1], [nan if is_alone else size, size], [nan if is_alone else 2, 1]]
+                for tensor, values in zip(reduced, expected):
+                    assert torch.equal(tensor.nan_to_num(-1), torch.tensor(values, dtype=dtype).nan_to_num(-1))
     flags = torch.tensor([rank == 0, True])
     gathered = torch.empty(2 * size, dtype=torch.bool)
     peerlane.torch.all_gather_into_tensor(gathered, flags)
@@ -217,7 +232,7 @@ def bad_input():
         peerlane.torch.all_gather_into_tensor(torch.zeros(4 * size), torch.zeros(4, 2)[:, 0])
     with pytest.raises(peerlane.InvalidArgument, match="output has elements of f64, expected f32"):
         peerlane.torch.all_gather_into_tensor(torch.zeros(4 * size, dtype=torch.float64), good)
-    with pytest.raises(peerlane.InvalidArgument, match="expected SUM, AVG, MAX or MIN"):
+    with pytest.raises(peerlane.InvalidArgument, match='op is PRODUCT, expected SUM, AVG, MAX, MIN, or "max" or "min"'):
         peerlane.torch.all_reduce(good, dist.ReduceOp.PRODUCT)
     with pytest.raises(peerlane.InvalidArgument, match="got a list, expected a tensor"):
         peerlane.torch.all_reduce([1])
@@ -238,9 +253,6 @@ def bad_input():
             peerlane.torch.gather(good, dst=0)
     with pytest.raises(peerlane.InvalidArgument, match="on the device meta"):
         peerlane.torch.all_reduce(torch.zeros(3, device="meta"))
-    with pytest.raises(peerlane.Mismatch) as caught:
-        peerlane.torch.all_reduce(torch.zeros(3 + rank))
-    assert caught.value.rank == 1
     # A tensor that is freed while a start is in progress: the future keeps it.
     work = peerlane.torch.all_gather_into_tensor(torch.zeros(4 * size), torch.ones(4), async_op=True)
     import gc
@@ -251,3 +263,16 @@ def bad_input():
 
 def test_bad_input_is_an_error():
     peerlane.spawn(with_gloo, 2, bad_input)
+
+
+def other_sizes():
+    rank = dist.get_rank()
+    with pytest.raises(peerlane.Mismatch, match="ranks disagree: rank . started it with blocks of") as caught:
+        peerlane.torch.all_reduce(torch.zeros(3 + rank))
+    # The rank whose start another one has refused is named in the text.
+    assert caught.value.rank in (None, 1 - rank)
+    peerlane.torch.group_of().abandon()
+
+
+def test_sizes_that_differ_are_named():
+    peerlane.spawn(with_gloo, 2, other_sizes)

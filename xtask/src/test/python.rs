@@ -23,6 +23,10 @@ pub(crate) struct Options {
 
 /// The packages that the checks need.
 const TOOLS: [&str; 5] = ["maturin>=1.9,<2", "ruff>=0.9", "numpy", "pytest", "hypothesis"];
+/// The packages that link against an older libc than that of this machine.
+const LINKER: [&str; 2] = ["ziglang", "cargo-zigbuild"];
+/// The oldest glibc on which a wheel runs: that of RHEL 8 and Debian 10.
+const LIBC: &str = "2.28";
 /// PyTorch in the version whose FSDP2 the tests were written for.
 const TORCH: [&str; 3] = ["torch==2.11.0", "numpy", "pytest"];
 const PYTHON: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
@@ -57,12 +61,25 @@ pub(crate) fn run_if_possible() -> Outcome<Verdict> {
     }
 }
 
-/// Builds the wheel, optimised.
+/// Builds an optimised wheel for glibc [`LIBC`], and runs its first example in an empty
+/// environment.
 pub(crate) fn build_wheel() -> Outcome {
     let folders = Folders::new()?;
     let tools = folders.environment("tools", &TOOLS)?;
-    let program = workspace::build_program(&folders.root_target, true)?;
-    println!("{}", folders.wheel(&tools, &program, "release")?.display());
+
+    let wheel = match folders.environment("linker", &[&TOOLS[..1], &LINKER].concat()) {
+        Ok(linker) => folders.wheel_for_old_systems(&linker)?,
+        Err(error) => {
+            println!(
+                "the wheel needs the glibc of this machine or a newer one, because {LINKER:?} cannot be installed: {error}"
+            );
+            let program = workspace::build_program(&folders.root_target, true)?;
+            folders.wheel(&tools, &program, &["--profile", "release"])?
+        }
+    };
+
+    folders.run_first_page(&wheel)?;
+    println!("{}", wheel.display());
     Ok(())
 }
 
@@ -98,14 +115,14 @@ impl Folders {
             process::run(ruff.args(arguments).arg("--no-cache").current_dir(&self.package))?;
         }
 
-        let wheel = self.wheel(tools, program, "dev")?;
+        let wheel = self.wheel(tools, program, &["--profile", "dev"])?;
         self.run_first_page(&wheel)?;
         self.test(tools, &wheel, &["tests"])?;
         Ok(wheel)
     }
 
     /// Builds the wheel with the program `peerlane` in it, and returns its file.
-    fn wheel(&self, tools: &Path, program: &Path, profile: &str) -> Outcome<PathBuf> {
+    fn wheel(&self, tools: &Path, program: &Path, options: &[&str]) -> Outcome<PathBuf> {
         let packaged = self.package.join("peerlane/bin/peerlane");
         std::fs::create_dir_all(packaged.parent().expect("it is in a folder"))?;
         std::fs::copy(program, &packaged)?;
@@ -116,12 +133,29 @@ impl Folders {
             std::fs::remove_dir_all(&wheels)?;
         }
 
-        let mut maturin = Command::new(tools.join("maturin"));
-        maturin.args(["build", "--locked", "--strip", "--profile", profile, "--out"]).arg(&wheels);
+        let mut maturin = with_programs_of(tools, Command::new(tools.join("maturin")))?;
+        maturin.args(["build", "--locked", "--strip", "--out"]).arg(&wheels).args(options);
         maturin.arg("--interpreter").arg(tools.join("python")).current_dir(&self.package);
         process::run(maturin.env("CARGO_TARGET_DIR", &self.root_target))?;
+
         let wheel = std::fs::read_dir(&wheels)?.next().ok_or("maturin has built no wheel")??;
         Ok(wheel.path())
+    }
+
+    /// Builds an optimised wheel that needs [`LIBC`], and returns its file.
+    fn wheel_for_old_systems(&self, linker: &Path) -> Outcome<PathBuf> {
+        let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let with_libc = format!("{target}.{LIBC}");
+
+        let mut build = process::cargo(["zigbuild", "--release", "--package", "peerlane-cli"]);
+        build.args(["--target", &with_libc]);
+        process::run(&mut with_programs_of(linker, build)?)?;
+
+        let program = self.root_target.join(&target).join("release/peerlane");
+        let tag = format!("manylinux_{}", LIBC.replace('.', "_"));
+        let options =
+            ["--profile", "release", "--zig", "--compatibility", &tag, "--target", &target];
+        self.wheel(linker, &program, &options)
     }
 
     /// Installs the wheel into an empty environment, and runs the first program of its page in the
@@ -157,4 +191,12 @@ impl Folders {
         pytest.env("OPENBLAS_NUM_THREADS", "1");
         process::run(pytest.args(tests).current_dir(&self.package))
     }
+}
+
+/// Returns a command that finds the programs of an environment first.
+fn with_programs_of(programs: &Path, mut command: Command) -> Outcome<Command> {
+    let others = std::env::var_os("PATH").unwrap_or_default();
+    let all = [programs.to_owned()].into_iter().chain(std::env::split_paths(&others));
+    command.env("PATH", std::env::join_paths(all)?);
+    Ok(command)
 }
