@@ -25,6 +25,9 @@ const CONNECTIONS: usize = 10_000;
 const HELD: usize = 50;
 const ATTACKERS: usize = 4;
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
+/// Ends a test of a member that hangs. An attack takes the time that its bytes take, which differs by more than ten times with
+/// what else a machine does; the tests are about the name in the error and about memory.
+const HANGS_AFTER: Duration = Duration::from_secs(300);
 
 /// Returns the most memory that this process has had so far, in KiB.
 fn peak_kib() -> u64 {
@@ -177,7 +180,7 @@ impl Listener for Deaf {
 fn exchange_until_lost(rank: &TcpBootstrap) -> Error {
     rank.listen(Arc::new(Deaf));
     loop {
-        if let Err(error) = rank.exchange("keys", &[0], Deadline::after(AT_ONCE)) {
+        if let Err(error) = rank.exchange("keys", &[0], Deadline::after(HANGS_AFTER)) {
             return error;
         }
     }
@@ -192,7 +195,7 @@ fn rank_0_of_members() {
     let options = HubOptions::default().secret(Secret::new(SECRET).unwrap());
     let hub = options.bind("127.0.0.1:0", 3).unwrap();
     println!("{}", hub.address());
-    let rank = TcpBootstrap::join_with_hub(hub, Deadline::after(AT_ONCE)).unwrap();
+    let rank = TcpBootstrap::join_with_hub(hub, Deadline::after(HANGS_AFTER)).unwrap();
     println!("{}", exchange_until_lost(&rank));
     println!("{}", peak_kib() - before);
 }
@@ -242,8 +245,8 @@ fn request(number: u8, bytes: usize) -> Vec<u8> {
 const LONG: usize = (16 << 20) - 16;
 
 const ATTACKS: [(&str, Attack); 15] = [
-    ("opens a subgroup of 15 million ranks", |member| {
-        let ranks = [&[0, 2][..], &vec![1; 15_000_000]].concat();
+    ("opens a subgroup of 5 million ranks", |member| {
+        let ranks = [&[0, 2][..], &vec![1; 5_000_000]].concat();
         member.open(&ranks).map(drop)
     }),
     ("opens a subgroup with the same rank 65,536 times", |member| {
@@ -342,11 +345,11 @@ fn attacked(attack: Attack) -> Attacked {
         silent: Silent::join_with(hub, 2, 3, SECRET),
         subgroups: 0,
     });
-    let rank = TcpBootstrap::join(&environment, Deadline::after(AT_ONCE)).unwrap();
+    let rank = TcpBootstrap::join(&environment, Deadline::after(HANGS_AFTER)).unwrap();
     let mut member = member.join().unwrap();
     // The connection stays open, whether or not the hub still reads from it.
     let connection = member.silent.0.try_clone().unwrap();
-    connection.set_write_timeout(Some(AT_ONCE)).unwrap();
+    connection.set_write_timeout(Some(HANGS_AFTER)).unwrap();
     thread::spawn(move || attack(&mut member));
 
     let error = exchange_until_lost(&rank);
