@@ -600,7 +600,7 @@ impl Immediate<'_> {
             self.group.staging_engine()?;
         }
 
-        let has_launches = self.group.engines().iter().any(EngineKind::is_fused);
+        let has_launches = self.has_launches();
         let capacity = match capacity(&shape, dtype, staged_lens, &placed, has_launches) {
             Ok(capacity) => capacity,
             Err(error) => return self.refused(error),
@@ -625,6 +625,11 @@ impl Immediate<'_> {
         let Some((operation, is_known)) = found else { return Ok(None) };
         self.group.immediate.count(is_known, is_staged);
         Ok(Some(Ready { operation, placed, is_staged }))
+    }
+
+    /// Returns whether a kernel can make the starts of the group, equal on all ranks.
+    fn has_launches(&self) -> bool {
+        self.group.engines().iter().any(EngineKind::is_fused)
     }
 
     /// Checks the arguments of the call, and decides where its input and output are.
@@ -654,7 +659,7 @@ impl Immediate<'_> {
         self.check_windows(given)?;
         let shape = Shape::find(collective, (rank, ranks), counts, given[0], given[1])?;
         let unit = given.into_iter().flatten().map(|memory| memory.unit).next().unwrap_or(1);
-        let sides = Sides::new(&shape, rank, input, output)?;
+        let sides = Sides::new(&shape, rank, (input, output), self.has_launches())?;
         if self.group.setup.strict && sides.are_staged() {
             let text = "strict is set, but the call copies memory that is not in a window; use \
                         parts of windows, or turn strict off";

@@ -63,11 +63,13 @@ fn side_of(memory: Option<&Memory>) -> Side {
 }
 
 impl Sides {
+    /// Places the input and the output of a call. `has_launches` says whether a kernel can make the
+    /// starts of the group.
     pub(super) fn new(
         shape: &Shape,
         rank: Rank,
-        input: Option<Memory>,
-        output: Option<Memory>,
+        (input, output): (Option<Memory>, Option<Memory>),
+        has_launches: bool,
     ) -> Result<Self, Error> {
         let is_provider = shape.collective.is_provider(rank);
         let is_receiver = shape.collective.is_receiver(rank);
@@ -79,6 +81,17 @@ impl Sides {
         let sides = match shape.collective {
             Collective::Broadcast { .. } => Self::of_broadcast(is_provider, input, output),
             Collective::AllGather => Self::of_all_gather(shape, rank, input, output),
+            // Two contributions have one sum in both orders, and on a stream each copy costs the
+            // host as much as a launch. Where the host copies, it costs less than one more round.
+            Collective::AllReduce
+                if has_launches
+                    && shape.ranks <= 2
+                    && is_given_twice(&input, &output)
+                    && matches!(side_of(output.as_ref()), Side::Window(..)) =>
+            {
+                let output = side_of(output.as_ref());
+                Self { input: Side::InPlace, output, copied_in: None, copied_out: None }
+            }
             _ => Self::apart(is_provider, is_receiver, input, output),
         };
         sides.check_copied(shape.collective)?;
@@ -161,11 +174,8 @@ impl Sides {
         output: Option<Memory>,
     ) -> Self {
         let output_side = side_of(output.as_ref());
-        let is_given_twice = match (&input, &output) {
-            (Some(input), Some(output)) => input.location.address() == output.location.address(),
-            _ => false,
-        };
-        let input_side = if is_given_twice { Side::Staged } else { side_of(input.as_ref()) };
+        let is_staged = is_given_twice(&input, &output);
+        let input_side = if is_staged { Side::Staged } else { side_of(input.as_ref()) };
 
         let input = input.filter(|_| is_provider && matches!(input_side, Side::Staged));
         let copied_out = output.filter(|_| is_receiver && matches!(output_side, Side::Staged));
@@ -222,6 +232,12 @@ impl Sides {
     }
 }
 
+/// Returns whether the input and the output are the same memory.
+fn is_given_twice(input: &Option<Memory>, output: &Option<Memory>) -> bool {
+    let memory = input.as_ref().zip(output.as_ref());
+    memory.is_some_and(|(input, output)| input.location.address() == output.location.address())
+}
+
 fn is_broadcast(collective: Collective) -> bool {
     matches!(collective, Collective::Broadcast { .. })
 }
@@ -270,8 +286,8 @@ mod tests {
             ranks: 2,
             lens: Lens::Equal(4),
         };
-        assert!(Sides::new(&shape, Rank(0), Some(memory(&mut bytes)), None).is_ok());
-        let refused = Sides::new(&shape, Rank(1), Some(memory(&mut bytes)), None);
+        assert!(Sides::new(&shape, Rank(0), (Some(memory(&mut bytes)), None), false).is_ok());
+        let refused = Sides::new(&shape, Rank(1), (Some(memory(&mut bytes)), None), false);
         let text = refused.err().unwrap().to_string();
         assert_eq!(
             text,
@@ -284,7 +300,7 @@ mod tests {
         let mut bytes = [0; 4];
         let array = memory(&mut bytes);
         let shape = Shape { collective: Collective::AllReduce, ranks: 2, lens: Lens::Equal(4) };
-        let sides = Sides::new(&shape, Rank(0), Some(array.clone()), Some(array)).unwrap();
+        let sides = Sides::new(&shape, Rank(0), (Some(array.clone()), Some(array)), true).unwrap();
         assert!(matches!((&sides.input, &sides.output), (Side::Staged, Side::Staged)));
         assert!(!sides.is_in_place() && sides.are_staged());
         assert_eq!(sides.staged_bytes([4, 4]), [4, 4]);

@@ -12,9 +12,9 @@ use super::Case;
 use super::streams::{Book, start_once};
 use crate::support::data::{POISON, block, check, gathered, same, unexpected};
 use crate::support::test_rank::{CaptureMode, Form, TestRank};
-use crate::vendor::FUSED;
 use crate::vendor::memory::{DeviceMemory, Pinned};
 use crate::vendor::stream::{CallerStream, Graph};
+use crate::vendor::{FUSED, devices};
 
 pub(super) const BLOCK_BYTES: usize = 5001;
 /// Nothing that could disturb a capture is done by any thread meanwhile.
@@ -81,10 +81,13 @@ fn fused() -> Vec<Case> {
     cases.collect()
 }
 
-/// Returns whether ranks cannot use such engines: one alone has no peers.
-fn fused_is_missing(test_rank: &TestRank, engine: &str) -> bool {
+/// Returns whether ranks cannot use such engines: one alone has no peers, and launches of ranks that share a device wait for each
+/// other.
+pub(super) fn fused_is_missing(test_rank: &TestRank, engine: &str) -> bool {
     let kinds = test_rank.group.engines();
-    test_rank.ranks == 1 || kinds.iter().all(|kind| kind.name() != engine)
+    test_rank.ranks == 1
+        || test_rank.ranks > devices()
+        || kinds.iter().all(|kind| kind.name() != engine)
 }
 
 /// Refuses a start in a capture with a text, between work that the graph must contain.

@@ -10,6 +10,7 @@ use peerlane_hal::{ErrorKind, Rank};
 use peerlane_tests::Outcome;
 
 use super::Case;
+use super::captured::fused_is_missing;
 use super::reductions::{Book, Part, Shape};
 use crate::support::data::{check, unexpected};
 use crate::support::test_rank::{TIMEOUT, TestRank, open_group_with};
@@ -551,5 +552,5 @@ fn disagreeing(test_rank: &mut TestRank) -> Outcome {
 }
 
 fn is_missing(test_rank: &TestRank) -> bool {
-    test_rank.group.engines().iter().all(|kind| Some(kind.name()) != FUSED)
+    FUSED.is_none_or(|engine| fused_is_missing(test_rank, engine))
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use peerlane_collectives::collective::Collective;
 use peerlane_collectives::cost::Links;
 use peerlane_collectives::group::{MemoryRange, Operation};
 use peerlane_hal::{ErrorKind, LinkKind, Rank};
@@ -49,7 +50,11 @@ pub(crate) fn cases() -> Vec<Case> {
             Case::new(name, move |test_rank| resized(test_rank, goal, by))
         })
     });
-    cases.chain(resized).chain([Case::new("no compute units", strict)]).collect()
+    let alone = [
+        Case::new("an immediate all-reduce in place in a window", in_place_in_window),
+        Case::new("no compute units", strict),
+    ];
+    cases.chain(resized).chain(alone).collect()
 }
 
 fn refused(test_rank: &mut TestRank) -> Outcome {
@@ -64,6 +69,34 @@ fn strict(test_rank: &mut TestRank) -> Outcome {
     let error = test_rank.group.all_reduce::<u32>(100).strict(true).prepare().map(drop);
     let text = error.unwrap_err().to_string();
     check(text.contains("compute units add"), || text)
+}
+
+/// Starts of calls whose input and output are the same part of a window, some of them with other lengths.
+fn in_place_in_window(test_rank: &mut TestRank) -> Outcome {
+    const BEGIN: usize = 33;
+    const LENGTHS: [usize; 5] = [1, 5000, 200_001, 5000, 1];
+    let stream = test_rank.gpu.stream()?;
+    let window = test_rank.group.window::<u32>(BEGIN + 200_001).map_err(unexpected)?;
+
+    let mut books = Vec::new();
+    for len in LENGTHS {
+        let range = BEGIN..BEGIN + len;
+        let place = address(&window.memory(range.clone()).map_err(unexpected)?);
+        let shape = Shape::new(test_rank, Goal::AllReduceInPlace, len);
+        let mut book = Book::new(test_rank, shape, 2)?;
+        for _ in 0..2 {
+            book.fill(test_rank, &stream, place)?;
+            let reduce = test_rank.group.immediate(Collective::AllReduce);
+            let part = window.part(range.clone()).map_err(unexpected)?;
+            reduce.run_in_place_on(&stream.for_starts(), part).map_err(unexpected)?;
+            book.take(&stream, place)?;
+        }
+        books.push(book);
+    }
+
+    stream.finish()?;
+    books.iter().try_for_each(Book::check)?;
+    test_rank.group.release(window).map_err(|failed| unexpected(failed.error))
 }
 
 fn prepare(
