@@ -5,8 +5,9 @@
     torchrun --nproc-per-node 2 train_fsdp2.py --device cpu --width 64 --layers 2 --vocabulary 128 --length 16
 
 `--compare` trains one model whose steps use PyTorch's default, memory of the process group, the zero-CTA policy of NCCL and Peerlane in turn, so that all see
-the same state of the machine. It prints the time of a step, with the ratio to the default and its 95 % interval, and then compares the losses of two
-deterministic runs and every byte of the gathered parameters. Ranks that share a GPU (`--share`) use gloo, because NCCL refuses that.
+the same state of the machine. With `--reduce-scatter`, one more way reduces the gradients by Peerlane too. It prints the time of a step, with the ratio to the
+default and its 95 % interval, and the time that the host takes to allocate outputs and to start gathers. Then it compares the losses of two deterministic runs
+and every byte of the gathered parameters. Ranks that share a GPU (`--share`) use gloo, because NCCL refuses that.
 """
 
 import argparse
@@ -69,13 +70,44 @@ class FromProcessGroup:
 
 
 class Default:
-    """What FSDP2 does without a custom all-gather."""
+    """What FSDP2 does without custom collectives."""
 
     def allocate(self, size, *, dtype, device):
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
         return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class DefaultReduction(Default):
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group=group, async_op=async_op)
+
+
+class Timed:
+    """A gather, with the time that the host takes for it in a step."""
+
+    def __init__(self, gather, reduction):
+        self.gather, self.reduction = gather, reduction
+        self.allocations, self.calls = [], []
+
+    def allocate(self, size, *, dtype, device):
+        begun = time.perf_counter()
+        tensor = self.gather.allocate(size, dtype=dtype, device=device)
+        self.allocations.append(time.perf_counter() - begun)
+        return tensor
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        begun = time.perf_counter()
+        work = self.gather(output_tensor, input_tensor, group, async_op)
+        self.calls.append(time.perf_counter() - begun)
+        return work
+
+    def taken(self):
+        """Returns the seconds since the last call."""
+        seconds = sum(self.allocations), sum(self.calls)
+        self.allocations.clear(), self.calls.clear()
+        return seconds
 
 
 class Training:
@@ -97,10 +129,11 @@ class Training:
         self.random = torch.Generator().manual_seed(1 + dist.get_rank())
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
 
-    def use(self, gather):
+    def use(self, way):
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
-                module.set_custom_all_gather(gather)
+                module.set_custom_all_gather(way)
+                module.set_custom_reduce_scatter(way.reduction)
 
     def step(self):
         """Returns the loss, and the time on the host with the device synchronised."""
@@ -123,7 +156,7 @@ def synchronize(device):
 
 
 def ways(options, device):
-    """Returns the gathers to compare by name."""
+    """Returns the ways to compare by name."""
     found = {"PyTorch's default": Default()}
     if device.type == "cuda" and not options.share:
         found["memory of the process group"] = FromProcessGroup(dist.group.WORLD, device)
@@ -135,8 +168,11 @@ def ways(options, device):
     group = peerlane.torch.group_of(**backend)
     if options.reserve:
         group.reserve(options.reserve << 20)
-    found["Peerlane"] = peerlane.fsdp.AllGather(group)
-    return found
+    found["Peerlane"] = gather = peerlane.fsdp.AllGather(group)
+    timed = {name: Timed(each, DefaultReduction()) for name, each in found.items()}
+    if options.reduce_scatter:
+        timed["Peerlane, gradients too"] = Timed(gather, gather.reduce_scatter)
+    return timed
 
 
 def ratio_of(values, others):
@@ -148,22 +184,24 @@ def ratio_of(values, others):
 
 
 def compare(options, device):
-    training, gathers = Training(options, device), ways(options, device)
-    times, peaks = {name: [] for name in gathers}, {}
+    training, found = Training(options, device), ways(options, device)
+    times, hosts, peaks = {name: [] for name in found}, {name: [] for name in found}, {}
     for turn in range(options.warm_up + options.steps):
         # Each turn begins with another one, so that none has the best place.
-        names = list(gathers)
+        names = list(found)
         names = names[turn % len(names) :] + names[: turn % len(names)]
         for name in names:
-            training.use(gathers[name])
+            training.use(found[name])
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             _, seconds = training.step()
             # The slowest rank decides.
             slowest = torch.tensor([seconds], dtype=torch.float64, device=device)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            taken = found[name].taken()
             if turn >= options.warm_up:
                 times[name].append(slowest.item())
+                hosts[name].append(taken)
             if device.type == "cuda":
                 # Memory of libraries is not in the statistics of PyTorch.
                 free, total = torch.cuda.mem_get_info()
@@ -173,26 +211,28 @@ def compare(options, device):
     for name, values in times.items():
         ratio, *interval = ratio_of(values, base)
         median = statistics.median(values)
-        rows.append({"way": name, "step_ms": 1e3 * median, "ratio": ratio, "interval": interval, **peaks.get(name, {})})
+        allocations, calls = (1e3 * statistics.median(part) for part in zip(*hosts[name]))
+        host = {"allocate_ms": allocations, "calls_ms": calls}
+        rows.append({"way": name, "step_ms": 1e3 * median, "ratio": ratio, "interval": interval, **host, **peaks.get(name, {})})
     to_others = {name: ratio_of(times["Peerlane"], values) for name, values in times.items() if name != "Peerlane"}
     del training
-    return {"rows": rows, "peerlane_to": to_others, "report": gathers["Peerlane"].report(), "ways": gathers}
+    return {"rows": rows, "peerlane_to": to_others, "report": found["Peerlane"].gather.report(), "ways": found}
 
 
-def losses(options, device, gather):
+def losses(options, device, way):
     training, found = Training(options, device), []
-    if gather is not None:
-        training.use(gather)
+    if way is not None:
+        training.use(way)
     for _ in range(options.check_steps):
         found.append(training.step()[0])
     return found, training
 
 
-def equal_bytes(training, gathers):
-    """Returns whether all gathers give the same bytes for every module."""
+def equal_bytes(training, found):
+    """Returns whether all ways give the same bytes for every module."""
     sums = {}
-    for name, gather in gathers.items():
-        training.use(gather)
+    for name, way in found.items():
+        training.use(way)
         sums[name] = []
         for module in training.model.modules():
             if isinstance(module, FSDPModule):
@@ -219,6 +259,7 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--compare", action="store_true", help="take turns with PyTorch's ways")
+    parser.add_argument("--reduce-scatter", action="store_true", help="compare one more way, in which Peerlane reduces the gradients too")
     parser.add_argument("--check-steps", type=int, default=5, help="deterministic steps whose losses are compared")
     parser.add_argument("--reserve", type=int, default=0, metavar="MIB", help="memory that Peerlane takes in advance")
     parser.add_argument("--json", help="write the results to a file")
@@ -237,15 +278,15 @@ def main():
         result["gpu"] = torch.cuda.get_device_name()
     if options.compare:
         compared = compare(options, device)
-        gathers = compared.pop("ways")
+        found = compared.pop("ways")
         result |= compared
         # Ordered sums, so that equal inputs give equal bits.
         torch.use_deterministic_algorithms(True, warn_only=True)
         default, training = losses(options, device, None)
         del training
-        own, training = losses(options, device, gathers["Peerlane"])
+        own, training = losses(options, device, found["Peerlane"])
         result["losses_equal"] = default == own
-        result["bytes_equal"] = equal_bytes(training, gathers)
+        result["bytes_equal"] = equal_bytes(training, found)
         result["parameters"] = training.parameters
     else:
         training = Training(options, device)
@@ -259,7 +300,10 @@ def main():
     if rank == 0:
         for row in result.get("rows", []):
             low, high = row["interval"]
-            print(f"{row['way']:30} {row['step_ms']:9.2f} ms  {row['ratio']:.4f} of the default [{low:.4f}, {high:.4f}]")
+            print(
+                f"{row['way']:30} {row['step_ms']:9.2f} ms  {row['ratio']:.4f} of the default [{low:.4f}, {high:.4f}]  "
+                f"host: allocate {row['allocate_ms']:.3f} ms, calls {row['calls_ms']:.3f} ms"
+            )
         print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=1))
         if options.json:
             with open(options.json, "w") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -33,8 +34,32 @@ _OPERATORS = dict(OPERATORS)
 _NAMES = {"sum", "average", "max", "min", "maximum", "minimum"}
 # The operators of booleans, which are bytes of 0 and 1.
 OF_BOOLEANS = {"sum": "max", "max": "max", "maximum": "max", "min": "min", "minimum": "min"}
+# The number of hardware queues that the streams of a process share. The driver reads it at the first use of a GPU; 8 is its default, and 32 its largest number.
+_QUEUES, _QUEUES_MAX = "CUDA_DEVICE_MAX_CONNECTIONS", 32
 # Tools such as Nsight Systems set this variable in the programs that they watch.
 _HAS_NVTX_TOOL = "NVTX_INJECTION64_PATH" in os.environ
+
+
+if not torch.cuda.is_initialized():
+    os.environ.setdefault(_QUEUES, str(_QUEUES_MAX))
+
+
+def warn_of_queues(group: Group) -> None:
+    """Warns if streams share few hardware queues, in which a stream that waits for a peer holds up the others."""
+    of_cuda = 2  # as DLPack numbers kinds of devices
+    if group._native.memory_device[0] != of_cuda:
+        return
+
+    number = os.environ.get(_QUEUES)
+    if number is None:
+        why = f"peerlane was imported after the first use of a GPU; import it earlier, or set {_QUEUES}={_QUEUES_MAX}"
+    elif number != str(_QUEUES_MAX):
+        why = f"{_QUEUES} is {number}; set {_QUEUES_MAX}, unless another library needs that number"
+    else:
+        return
+    warnings.warn(
+        f"streams that wait for other ranks can hold up kernels in the same hardware queue, because {why}", RuntimeWarning, stacklevel=3
+    )
 
 
 def call(function: Callable) -> Callable:

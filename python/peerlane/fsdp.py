@@ -18,14 +18,24 @@ from collections import Counter
 from typing import Any
 
 import peerlane.torch
-from peerlane._arguments import flag
-from peerlane._errors import InvalidArgument, OutOfMemory, Unavailable
+from peerlane._arguments import flag, whole
+from peerlane._errors import InvalidArgument, Unavailable
 from peerlane._group import Group
-from peerlane._torch import dist, operator_name, torch
+from peerlane._pool import Pool
+from peerlane._torch import dist, operator_name, torch, warn_of_queues
+
+# The part of the memory of a device that gathers and reductions take at most, unless the caller says more.
+_DEVICE_PART = 4
 
 
 def enable(
-    model: torch.nn.Module, process_group: Any = None, *, reduce_scatter: bool = False, beside_compute: bool = True, **options: Any
+    model: torch.nn.Module,
+    process_group: Any = None,
+    *,
+    reduce_scatter: bool = False,
+    beside_compute: bool = True,
+    memory_limit: int | None = None,
+    **options: Any,
 ) -> AllGather:
     """Sets the all-gather of all FSDP2 modules of a model. Collective.
 
@@ -33,9 +43,14 @@ def enable(
     `reduce_scatter`, gradients are reduced by Peerlane too, in rank order. These calls run beside kernels of the model, so that they take few compute units;
     with `beside_compute=False`, they take what is fastest alone. Other calls of the group keep its setting.
 
+    Gathers take memory for as many outputs as the model has at once, and so do reductions for their inputs, each at most `memory_limit` bytes, by default a
+    quarter of the memory of the GPU. The first steps show how many these are; the report says what was taken.
+
     Raises `Unavailable` if PyTorch has no custom all-gathers, and `InvalidArgument` if the model has no FSDP2 module.
     """
     flag("beside_compute", beside_compute)
+    if memory_limit is not None:
+        memory_limit = whole("memory_limit", memory_limit)
     try:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:
@@ -46,7 +61,9 @@ def enable(
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise InvalidArgument("the model has no FSDP2 module, expected one; call fully_shard first")
-    gather = AllGather(peerlane.torch.group_of(process_group, **options), process_group, beside_compute)
+    group = peerlane.torch.group_of(process_group, **options)
+    warn_of_queues(group)
+    gather = AllGather(group, process_group, beside_compute, memory_limit)
     for module in modules:
         module.set_custom_all_gather(gather)
         if reduce_scatter:
@@ -57,11 +74,13 @@ def enable(
 class _Hook:
     """Checks whether Peerlane can serve a call, and counts the calls that PyTorch serves instead."""
 
-    def __init__(self, group: Group, process_group: Any = None, beside_compute: bool = True):
+    def __init__(self, group: Group, process_group: Any = None, beside_compute: bool = True, memory_limit: int | None = None):
         self.group, self.ranks = group, dist.get_process_group_ranks(process_group or dist.group.WORLD)
         # Per call, because others use the group too.
         self.beside_compute = beside_compute
         self.calls = 0
+        self.is_on_cpu = group._native.memory_device == (1, 0)
+        self.pool = Pool(group, _limit(self.is_on_cpu, memory_limit))
         # Why Peerlane cannot serve a process group on a kind of device, or None, by group and kind.
         self.reasons: dict[tuple[Any, str], str | None] = {}
         # Calls that PyTorch has served, by reason.
@@ -77,8 +96,8 @@ class _Hook:
     def _reason(self, process_group: Any, tensor: torch.Tensor) -> str | None:
         if (ranks := dist.get_process_group_ranks(process_group)) != self.ranks:
             return f"the module is sharded over the ranks {ranks}, and the group has {self.ranks}"
-        kind, expected = tensor.device.type, self.group._native.memory_device
-        if (kind == "cpu") != (expected == (1, 0)):
+        kind = tensor.device.type
+        if (kind == "cpu") != self.is_on_cpu:
             return f"the parameters are on the device {kind}, and the group is on {self.group.selection}"
         return None
 
@@ -89,24 +108,23 @@ class _Hook:
         self.fallbacks[reason] += 1
 
     def report(self) -> dict:
-        """Returns the calls that Peerlane and PyTorch have served, with the reasons, and the report of the group."""
-        return {"calls": self.calls, "fallbacks": dict(self.fallbacks), "group": self.group.report()}
+        """Returns the calls that Peerlane and PyTorch have served, with the reasons, the memory of these calls, and the report of the group."""
+        return {"calls": self.calls, "fallbacks": dict(self.fallbacks), "memory": self.pool.report(), "group": self.group.report()}
 
 
 class AllGather(_Hook):
     """The all-gather of FSDP2 modules, for `FSDPModule.set_custom_all_gather`. `enable` makes and sets one."""
 
-    def __init__(self, group: Group, process_group: Any = None, beside_compute: bool = True):
-        super().__init__(group, process_group, beside_compute)
-        self.reduce_scatter = ReduceScatter(group, process_group, beside_compute)
+    def __init__(self, group: Group, process_group: Any = None, beside_compute: bool = True, memory_limit: int | None = None):
+        super().__init__(group, process_group, beside_compute, memory_limit)
+        self.reduce_scatter = ReduceScatter(group, process_group, beside_compute, memory_limit)
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocates the output of a gather, in which each rank fills its block."""
-        if (device.type == "cpu") == (self.group._native.memory_device == (1, 0)):
-            try:
-                return peerlane.torch.empty(*size, dtype=dtype, group=self.group)
-            except OutOfMemory:
-                pass  # on all ranks; the call falls back
+        if (device.type == "cpu") == self.is_on_cpu:
+            tensor = self.pool.allocate(size, dtype)
+            if tensor is not None:
+                return tensor
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
@@ -114,7 +132,7 @@ class AllGather(_Hook):
         reason = self.reason(group, output_tensor)
         nbytes = output_tensor.numel() * output_tensor.element_size()
         if reason is None and not self.group._native.has_place(output_tensor.data_ptr(), nbytes):
-            reason = "the output is not in memory of the group: that is exhausted, or `allocate` did not allocate it"
+            reason = "the output is not in memory of the group: that is exhausted, as far as memory_limit permits, or `allocate` did not allocate it"
         if reason is not None:
             self.fall_back(reason)
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
@@ -125,8 +143,17 @@ class AllGather(_Hook):
 class ReduceScatter(_Hook):
     """The reduce-scatter of FSDP2 modules, for `FSDPModule.set_custom_reduce_scatter`."""
 
+    # Whether the input of the next call is allocated.
+    has_input = False
+
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocates the input or the output, which are copied: the places of reductions are fixed."""
+        """Allocates the input of a reduction, and then its output, which lives as long as the gradients and is copied."""
+        if not self.has_input and (device.type == "cpu") == self.is_on_cpu:
+            tensor = self.pool.allocate(size, dtype)
+            self.has_input = True
+            if tensor is not None:
+                return tensor
+        self.has_input = False
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
@@ -143,3 +170,10 @@ class ReduceScatter(_Hook):
         return peerlane.torch.reduce_scatter_tensor(
             output_tensor, input_tensor, op, self.group, async_op, beside_compute=self.beside_compute
         )
+
+
+def _limit(is_on_cpu: bool, memory_limit: int | None) -> int:
+    """Returns the most bytes that gathers take."""
+    if memory_limit is not None:
+        return memory_limit
+    return 1 << 62 if is_on_cpu else torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // _DEVICE_PART

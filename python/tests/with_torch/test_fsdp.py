@@ -1,5 +1,8 @@
 """FSDP2 with Peerlane's gathers over gloo on the CPU: losses are bit-equal to PyTorch's default."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -13,6 +16,7 @@ import torch.distributed as dist
 from test_torch import with_gloo
 
 STEPS = 20
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 BACKENDS = {"cpu": {"backend": "host"}, "cuda": {"backend": "cuda", "device": 0}}
 
 
@@ -66,6 +70,10 @@ def equal_losses(precision, reshard):
     assert report["calls"] >= STEPS * 3 and not report["fallbacks"], report
     group = report["group"]
     assert group["calls_with_copies"] == 0 and group["operations"]["misses"] <= 4, report
+    # Once the ranks know how long outputs live, they send no message: neither to use memory again nor to compare places.
+    memory = report["memory"]
+    assert not memory["is_learning"] and memory["distance"] <= 5 and memory["blocks"] <= 5, report
+    assert memory["messages"] <= 68 < report["calls"] and group["memory"]["exchanges"] == 0, report
     return report
 
 
@@ -150,3 +158,143 @@ def other_groups():
 
 def test_other_groups_fall_back_visibly():
     peerlane.spawn(with_gloo, 4, other_groups)
+
+
+def open_pool(limit=1 << 30):
+    from peerlane._pool import Pool
+
+    group = peerlane.torch.group_of(backend="host", timeout=5)
+    return group, Pool(group, limit)
+
+
+def learned(pool, held=2, allocations=80):
+    """Allocates until the ranks know that a program holds `held` tensors, which it returns."""
+    tensors = []
+    for index in range(allocations):
+        tensors.append(pool.allocate((100 + index % 3,), torch.float32))
+        tensors = tensors[-held:]
+    assert not pool.report()["is_learning"], pool.report()
+    return tensors
+
+
+def held_for_longer():
+    group, pool = open_pool()
+    tensors = learned(pool)
+    before = pool.report()
+    # A tensor is alive in the allocation after the next one, and one more is spare.
+    assert before["distance"] == 4 and before["messages"] < 80, before
+
+    # All ranks hold twice as many from now on.
+    values = []
+    for value in range(20):
+        tensors = [*tensors, pool.allocate((101,), torch.float32)][-4:]
+        tensors[-1].fill_(value)
+        values = [*values, float(value)][-4:]
+        assert [tensor[0].item() for tensor in tensors[-len(values) :]] == values
+    after = pool.report()
+    assert after["distance"] > before["distance"] and before["messages"] < after["messages"] <= before["messages"] + 3, after
+    for _ in range(20):
+        tensors = [*tensors, pool.allocate((101,), torch.float32)][-4:]
+    assert pool.report()["messages"] == after["messages"]
+
+    # A view holds the memory too, and a circle of references is collected.
+    view = tensors[-1][1:3]
+    view.fill_(7)
+    del tensors
+    for _ in range(3):
+        circle = [pool.allocate((101,), torch.float32)]
+        circle.append(circle)
+        circle[0].fill_(1)
+        del circle
+    assert view.tolist() == [7, 7]
+    group.barrier()
+
+
+def test_memory_that_is_held_for_longer_is_not_given_away():
+    peerlane.spawn(with_gloo, 2, held_for_longer)
+
+
+def held_by_one_rank(group, folder):
+    from peerlane._pool import Pool
+
+    pool = Pool(group, 1 << 20)
+    tensors = learned(pool)
+    try:
+        for _ in range(8):
+            tensors.append(pool.allocate((100,), torch.float32))
+            if group.rank == 0:
+                del tensors[:-2]
+            group.all_reduce(torch.ones(1))
+    except peerlane.Error as error:
+        (folder / str(group.rank)).write_text(str(error))
+        raise
+
+
+def test_a_rank_that_holds_memory_for_longer_than_the_others_is_an_error(tmp_path):
+    with pytest.raises(peerlane.Error, match="ranks call in different orders"):
+        peerlane.spawn(held_by_one_rank, 2, tmp_path, backend="host", timeout=5)
+    texts = [(tmp_path / rank).read_text() for rank in "01"]
+    assert all('rank 1 in the call "exchange"' in text for text in texts), texts
+    assert "this rank holds a tensor of allocation" in texts[1] and "hold it for as long on all ranks" in texts[1], texts
+
+
+def blocks_serve_shorter_tensors():
+    from peerlane._pool import Pool
+
+    group, pool = open_pool(limit=20_000)
+    for index in range(200):
+        size = (1000, 400, 900)[index % 3] * (index > 0) + 1000 * (index == 0)
+        tensor = pool.allocate((size,), torch.float32)
+        block = tensor[: size // 2] if dist.get_rank() == 0 else tensor[size // 2 :]
+        block.fill_(dist.get_rank() + index)
+        peerlane.torch.all_gather_into_tensor(tensor, block, group=group)
+        half = size // 2
+        assert tensor.tolist() == [index] * half + [index + 1] * half
+        del tensor, block
+    report = group.report()
+    # Fewer blocks than sizes and distances serve all calls.
+    assert pool.report()["bytes"] <= 12_000 and report["calls_with_copies"] == 0, (pool.report(), report)
+
+    # What exceeds the limit is refused on all ranks, and no block that is there is lost.
+    assert pool.allocate((5000,), torch.float32) is None
+    assert pool.allocate((500,), torch.float32) is not None
+
+    # Memory that a program takes in inference serves training too.
+    pool = Pool(group, 1 << 20)
+    with torch.inference_mode():
+        for _ in range(3):
+            pool.allocate((500,), torch.float64)
+    for _ in range(3):
+        pool.allocate((500,), torch.float64).requires_grad_().sum().backward()
+
+
+def test_blocks_serve_shorter_tensors_up_to_a_limit():
+    peerlane.spawn(with_gloo, 2, blocks_serve_shorter_tensors)
+
+
+def limited():
+    from torch.distributed.fsdp import fully_shard
+
+    import peerlane.fsdp
+
+    model = torch.nn.Linear(64, 64)
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    gather = peerlane.fsdp.enable(model, memory_limit=100 if dist.get_rank() else 1 << 20)
+    with pytest.warns(RuntimeWarning, match="memory_limit"):
+        model(torch.ones(2, 64)).sum().backward()
+    report = gather.report()
+    assert report["calls"] == 0 and sum(report["fallbacks"].values()) >= 1 and report["memory"]["limit"] == 100, report
+    with pytest.raises(peerlane.InvalidArgument, match="memory_limit is -1, expected a whole number from 0"):
+        peerlane.fsdp.enable(model, memory_limit=-1)
+
+
+def test_the_smallest_limit_of_all_ranks_counts():
+    peerlane.spawn(with_gloo, 2, limited)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "32"), ("1", "1")])
+def test_an_import_asks_for_hardware_queues_unless_the_program_has(tmp_path, given, expected):
+    environment = {name: value for name, value in os.environ.items() if name != QUEUES} | ({QUEUES: given} if given else {})
+    program = f"import peerlane.torch, os; print(os.environ['{QUEUES}'])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
