@@ -147,6 +147,8 @@ def main():
     parser.add_argument("--json", help="write the results to a file")
     parser.add_argument("--plot", help="draw the times to a file; needs matplotlib")
     options = parser.parse_args()
+    if options.graph and (options.share or options.device == "cpu"):
+        parser.error("--graph records calls of NCCL too, which needs a GPU for each rank")
     device, backend = torch.device("cpu"), {"backend": "host"}
     if options.device == "cuda":
         device = torch.device("cuda", 0 if options.share else int(os.environ["LOCAL_RANK"]))

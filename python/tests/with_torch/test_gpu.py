@@ -197,9 +197,8 @@ def as_backend():
             both(dist.all_reduce, own.clone())
             both(lambda tensor, **options: dist.all_reduce(tensor, dist.ReduceOp.MAX, **options), own.clone())
             both(dist.all_gather_into_tensor, torch.zeros(size * count, dtype=torch.int32), own)
-            both(
-                lambda *tensors, **options: dist.all_gather(list(tensors[1:]), tensors[0], **options), own, *[torch.zeros_like(own)] * size
-            )
+            outputs = [torch.zeros_like(own) for _ in range(size)]
+            both(lambda *tensors, **options: dist.all_gather(list(tensors[1:]), tensors[0], **options), own, *outputs)
             both(dist.reduce_scatter_tensor, torch.zeros_like(own), own.repeat(size))
             both(dist.all_to_all_single, torch.zeros_like(own.repeat(size)), own.repeat(size))
             both(lambda tensor, **options: dist.broadcast(tensor, size - 1, **options), own.clone())
