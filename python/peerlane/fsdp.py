@@ -86,6 +86,14 @@ class _Hook:
         # Calls that PyTorch has served, by reason.
         self.fallbacks: Counter[str] = Counter()
 
+    def from_pool(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
+        """Returns memory of the group, or None on all ranks if its calls cannot serve the model or the memory is exhausted."""
+        # The ranks of a model that others shard need not make equal calls.
+        serves_none = self.fallbacks and not self.calls
+        if serves_none or (device.type == "cpu") != self.is_on_cpu:
+            return None
+        return self.pool.allocate(size, dtype)
+
     def reason(self, process_group: Any, tensor: torch.Tensor) -> str | None:
         """Returns why Peerlane cannot serve a call, equal on all ranks."""
         key = (process_group, tensor.device.type)
@@ -121,11 +129,8 @@ class AllGather(_Hook):
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocates the output of a gather, in which each rank fills its block."""
-        if (device.type == "cpu") == self.is_on_cpu:
-            tensor = self.pool.allocate(size, dtype)
-            if tensor is not None:
-                return tensor
-        return torch.empty(*size, dtype=dtype, device=device)
+        tensor = self.from_pool(size, dtype, device)
+        return torch.empty(*size, dtype=dtype, device=device) if tensor is None else tensor
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
         """Gathers the blocks of all ranks."""
@@ -148,13 +153,12 @@ class ReduceScatter(_Hook):
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocates the input of a reduction, and then its output, which lives as long as the gradients and is copied."""
-        if not self.has_input and (device.type == "cpu") == self.is_on_cpu:
-            tensor = self.pool.allocate(size, dtype)
-            self.has_input = True
-            if tensor is not None:
-                return tensor
-        self.has_input = False
-        return torch.empty(*size, dtype=dtype, device=device)
+        is_input, self.has_input = not self.has_input, False
+        tensor = self.from_pool(size, dtype, device) if is_input else None
+        if tensor is None:
+            tensor = torch.empty(*size, dtype=dtype, device=device)
+        self.has_input = is_input
+        return tensor
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
         """Reduces the gradients of all ranks and gives each rank its block."""
