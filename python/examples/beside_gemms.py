@@ -37,11 +37,15 @@ class Way:
     def __init__(self, new, group, api=dist):
         self.new, self.group, self.api = new, group, api
 
-    def gather(self, output, input):
-        self.api.all_gather_into_tensor(output, input, group=self.group)
+    def gather(self, output, input, is_beside):
+        self.api.all_gather_into_tensor(output, input, group=self.group, **self.options(is_beside))
 
     def reduce_scatter(self, output, input):
-        self.api.reduce_scatter_tensor(output, input, group=self.group)
+        self.api.reduce_scatter_tensor(output, input, group=self.group, **self.options(False))
+
+    def options(self, is_beside):
+        """Returns the option by which Peerlane learns whether kernels run beside a call."""
+        return {"beside_compute": is_beside} if self.api is peerlane.torch else {}
 
 
 def ways(device, dtype):
@@ -62,7 +66,7 @@ def ways(device, dtype):
         zero = dist.new_group(backend="nccl", pg_options=policy, device_id=device)
         found["zero-CTA"] = Way(of_process_group(zero), zero)
         options = {"backend": "cuda", "device": device.index}
-    group = peerlane.torch.group_of(**options, beside_compute=True)
+    group = peerlane.torch.group_of(**options)
     found["Peerlane"] = Way(lambda count: peerlane.torch.empty(count, dtype=dtype, group=group), group, peerlane.torch)
     return found
 
@@ -92,13 +96,13 @@ class BesideBlock:
 
     def run(self):
         if self.side is None:
-            self.way.gather(self.weights, self.own)
+            self.way.gather(self.weights, self.own, True)
             self.compute()
             return
         current = torch.cuda.current_stream()
         self.side.wait_stream(current)
         with torch.cuda.stream(self.side):
-            self.way.gather(self.weights, self.own)
+            self.way.gather(self.weights, self.own, True)
         self.compute()
         current.wait_stream(self.side)
 
@@ -123,7 +127,7 @@ class Sequence:
         torch.matmul(torch.relu(self.all @ self.up), self.down, out=self.partial)
 
     def run(self):
-        self.way.gather(self.all, self.own)
+        self.way.gather(self.all, self.own, False)
         self.compute()
         self.way.reduce_scatter(self.sums, self.partial)
 

@@ -16,6 +16,8 @@ from peerlane._torch import torch
 _LEARNING = 64
 _MESSAGE = struct.Struct("<4sQQQ")
 _NAME = b"pool"
+# The most by which a block is longer than a tensor.
+_EXCESS_MAX = 1.25
 # The number of references to the memory of a storage.
 _use_count = torch._C._storage_Use_Count
 
@@ -42,14 +44,17 @@ class _Block:
         """Returns whether the program holds a tensor in the memory, also as a view."""
         return _use_count(self.address) > self.resting_count
 
-    def add_view(self, size: tuple, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
-        """Cuts a tensor out of the memory, which nobody holds."""
-        with torch.inference_mode(False), torch.no_grad():
-            view = self.views[size, dtype] = self.tensor[:nbytes].view(dtype).view(size)
-        self.resting_count = _use_count(self.address)
-        # All ranks cut it here, so calls can use it like a whole array.
-        if nbytes != self.nbytes:
-            self.arena.group.add_place(self.window.address + self.begin, nbytes, self.window, self.begin)
+    def view(self, size: tuple, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
+        """Returns the tensor of a size and type at the beginning of the memory, which the pool keeps."""
+        view = self.views.get((size, dtype))
+        if view is None:
+            before = _use_count(self.address)
+            with torch.inference_mode(False), torch.no_grad():
+                view = self.views[size, dtype] = self.tensor[:nbytes].view(dtype).view(size)
+            self.resting_count += _use_count(self.address) - before
+            # All ranks cut it here, so calls can use it like a whole array.
+            if nbytes != self.nbytes:
+                self.arena.group.add_place(self.window.address + self.begin, nbytes, self.window, self.begin)
         return view
 
     def __del__(self):
@@ -72,6 +77,8 @@ class Pool:
         # The ranks take the smallest limit.
         self.group, self.limit = group, limit
         self.blocks: list[_Block] = []
+        # The blocks for each size and type, with their tensors.
+        self.fitting: dict[tuple, list[tuple[_Block, torch.Tensor]]] = {}
         # The distance, the allocations so far, and the one at which the distance has grown last.
         self.distance, self.count, self.grown_at = 1, 0, 0
         self.is_learning, self.is_full = True, False
@@ -80,28 +87,33 @@ class Pool:
 
     def allocate(self, size: tuple, dtype: torch.dtype) -> torch.Tensor | None:
         """Returns a tensor, or None on all ranks if the memory of the pool is exhausted. Collective: every rank allocates alike."""
-        nbytes = math.prod(size) * dtype.itemsize
+        # Most allocations take the first way out, which calls as few functions as possible.
         with self.lock:
             self.count += 1
             if self.is_learning:
                 self._agree()
 
-            block = self._free_block(nbytes)
-            while block is not None and _use_count(block.address) > block.resting_count:
+            while True:
+                newest, found = self.count - self.distance, None
+                for fitting in self.fitting.get((size, dtype)) or self._fitting(size, dtype):
+                    if fitting[0].last <= newest:
+                        found = fitting
+                        break
+                if found is None:
+                    if not self._takes_block(math.prod(size) * dtype.itemsize):
+                        return None
+                    continue
+
+                block, view = found
+                if _use_count(block.address) <= block.resting_count:
+                    block.last = self.count
+                    # Each alias adds a reference until it is dropped.
+                    return view.detach()
+
                 # A tensor in a circle of references lives until they are collected.
                 gc.collect()
                 if block.is_held():
                     self._agree_later(block)
-                    block = self._free_block(nbytes)
-            if block is None and (block := self._new_block(nbytes)) is None:
-                return None
-
-            block.last = self.count
-            view = block.views.get((size, dtype))
-            if view is None:
-                view = block.add_view(tuple(size), dtype, nbytes)
-            # Each alias adds a reference until it is dropped.
-            return view.detach()
 
     def report(self) -> dict:
         """Returns what the pool has taken, and how it uses it."""
@@ -114,29 +126,29 @@ class Pool:
             "messages": self.messages,
         }
 
-    def _free_block(self, nbytes: int) -> _Block | None:
-        """Returns the smallest block that all ranks have dropped, and among equal ones that which was used first."""
-        newest, found = self.count - self.distance, None
-        for block in self.blocks:
-            is_fit = block.nbytes >= nbytes and block.last <= newest
-            if is_fit and (found is None or (block.nbytes, block.last) < (found.nbytes, found.last)):
-                found = block
-        return found
+    def _fitting(self, size: tuple, dtype: torch.dtype) -> list[tuple[_Block, torch.Tensor]]:
+        """Returns the blocks for a tensor in the order in which they were taken, without those that are much too long."""
+        nbytes = math.prod(size) * dtype.itemsize
+        blocks = [block for block in self.blocks if nbytes <= block.nbytes <= _EXCESS_MAX * nbytes]
+        fitting = [(block, block.view(tuple(size), dtype, nbytes)) for block in blocks]
+        self.fitting[size, dtype] = fitting
+        return fitting
 
-    def _new_block(self, nbytes: int) -> _Block | None:
+    def _takes_block(self, nbytes: int) -> bool:
+        """Takes one more block, and returns whether there is memory for it."""
         taken = sum(block.nbytes for block in self.blocks)
-        if self.is_full or taken + nbytes > self.limit:
-            self.is_full = True
-            return None
+        self.is_full = self.is_full or taken + nbytes > self.limit
+        if self.is_full:
+            return False
         try:
             with torch.inference_mode(False):
-                block = _Block(self.group._calls.arena, nbytes)
+                self.blocks.append(_Block(self.group._calls.arena, nbytes))
         except OutOfMemory:
             # On all ranks; they do not try again.
             self.is_full = True
-            return None
-        self.blocks.append(block)
-        return block
+            return False
+        self.fitting.clear()
+        return True
 
     def _agree(self) -> None:
         """Learns from all ranks for how many allocations they hold tensors. Collective."""

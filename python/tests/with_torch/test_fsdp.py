@@ -72,7 +72,7 @@ def equal_losses(precision, reshard):
     assert group["calls_with_copies"] == 0 and group["operations"]["misses"] <= 4, report
     # Once the ranks know how long outputs live, they send no message: neither to use memory again nor to compare places.
     memory = report["memory"]
-    assert not memory["is_learning"] and memory["distance"] <= 5 and memory["blocks"] <= 5, report
+    assert not memory["is_learning"] and memory["distance"] <= 4 and memory["blocks"] <= 6, report
     assert memory["messages"] <= 68 < report["calls"] and group["memory"]["exchanges"] == 0, report
     return report
 
@@ -255,12 +255,12 @@ def blocks_serve_shorter_tensors():
         assert tensor.tolist() == [index] * half + [index + 1] * half
         del tensor, block
     report = group.report()
-    # Fewer blocks than sizes and distances serve all calls.
-    assert pool.report()["bytes"] <= 12_000 and report["calls_with_copies"] == 0, (pool.report(), report)
+    # The tensors of 3600 bytes share the blocks of those of 4000.
+    assert pool.report()["bytes"] <= 10_000 and report["calls_with_copies"] == 0, (pool.report(), report)
 
     # What exceeds the limit is refused on all ranks, and no block that is there is lost.
     assert pool.allocate((5000,), torch.float32) is None
-    assert pool.allocate((500,), torch.float32) is not None
+    assert pool.allocate((1000,), torch.float32) is not None
 
     # Memory that a program takes in inference serves training too.
     pool = Pool(group, 1 << 20)
