@@ -53,6 +53,9 @@ const STARTS_MAX: usize = 256;
 const REDUCTION_LEN_MIN: usize = 1 << 12;
 /// Copies with blocks of up to so many bytes share one operation, if one launch can make a start.
 const SHORT_BYTES: usize = 4 << 20;
+/// Reductions of up to so many bytes share one operation, if one launch can make a start. Each
+/// operation reserves room on the device for its blocks of threads, of which there is little.
+const REDUCTION_CLASSES: [usize; 2] = [256 << 10, SHORT_BYTES];
 /// Blocks of fewer elements share one operation if blocks have lengths of their own.
 const COUNT_MIN: usize = 1 << 6;
 
@@ -888,7 +891,9 @@ fn capacity(
     let short = (SHORT_BYTES / dtype.bytes()).min(most);
     let most = if has_launches && len <= short { short } else { most };
     // A reduction takes memory for the contributions to its longest start.
-    let class = len.max(REDUCTION_LEN_MIN).checked_next_power_of_two().unwrap_or(most);
+    let mut classes = REDUCTION_CLASSES.into_iter().map(|bytes| bytes / dtype.bytes());
+    let class = classes.find(|class| has_launches && len <= *class);
+    let class = class.or(len.max(REDUCTION_LEN_MIN).checked_next_power_of_two()).unwrap_or(most);
     let is_reduction = shape.collective.is_reduction();
     Ok(Lens::Equal(if is_reduction { most.min(class) } else { most }))
 }

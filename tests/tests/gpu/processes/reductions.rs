@@ -9,6 +9,7 @@ use peerlane_hal::{ErrorKind, LinkKind, Rank};
 use peerlane_tests::Outcome;
 
 use super::Case;
+use super::captured::fused_is_missing;
 use crate::support::data::{block, check, same, unexpected};
 use crate::support::test_rank::{CaptureMode, TestRank};
 use crate::vendor::memory::{DeviceMemory, Pinned};
@@ -71,12 +72,15 @@ fn strict(test_rank: &mut TestRank) -> Outcome {
     check(text.contains("compute units add"), || text)
 }
 
-/// Starts of calls whose input and output are the same part of a window, some of them with other lengths.
+/// Starts of calls whose input and output are the same part of a window, of many lengths. Where a launch makes starts, it makes
+/// all of these: operations of several lengths have room on the device.
 fn in_place_in_window(test_rank: &mut TestRank) -> Outcome {
     const BEGIN: usize = 33;
-    const LENGTHS: [usize; 5] = [1, 5000, 200_001, 5000, 1];
+    const LENGTHS: [usize; 11] =
+        [1, 5000, 200_001, 5000, 1, 10_000, 20_000, 40_000, 80_000, 400_000, 1_000_000];
     let stream = test_rank.gpu.stream()?;
-    let window = test_rank.group.window::<u32>(BEGIN + 200_001).map_err(unexpected)?;
+    let window = test_rank.group.window::<u32>(BEGIN + 1_000_000).map_err(unexpected)?;
+    let parts = test_rank.group.window::<u32>(1_000_000).map_err(unexpected)?;
 
     let mut books = Vec::new();
     for len in LENGTHS {
@@ -92,10 +96,21 @@ fn in_place_in_window(test_rank: &mut TestRank) -> Outcome {
             book.take(&stream, place)?;
         }
         books.push(book);
+
+        let scatter = test_rank.group.immediate(Collective::ReduceScatter);
+        let input = window.part(0..len / test_rank.ranks * test_rank.ranks).map_err(unexpected)?;
+        let output = parts.part(0..len / test_rank.ranks).map_err(unexpected)?;
+        scatter.run_on(&stream.for_starts(), input, output).map_err(unexpected)?;
     }
 
     stream.finish()?;
     books.iter().try_for_each(Book::check)?;
+    let paths = test_rank.group.stats().paths;
+    let mut reductions = paths.iter().filter(|path| path.collective.contains("reduce"));
+    if let Some(engine) = FUSED.filter(|engine| !fused_is_missing(test_rank, engine)) {
+        check(reductions.all(|path| path.engine == engine), || format!("not fused: {paths:?}"))?;
+    }
+    test_rank.group.release(parts).map_err(|failed| unexpected(failed.error))?;
     test_rank.group.release(window).map_err(|failed| unexpected(failed.error))
 }
 
