@@ -28,14 +28,15 @@ class _Block:
     __slots__ = ("address", "arena", "begin", "last", "nbytes", "resting_count", "storage", "tensor", "views", "window")
 
     def __init__(self, arena: Arena, nbytes: int):
+        # The whole tensor of each size and type, whose aliases are given away.
+        self.views: dict[tuple, torch.Tensor] = {}
+        self.arena, self.nbytes = arena, nbytes
         block = arena.allocate(nbytes)
-        self.arena, self.window, self.begin, self.nbytes = arena, block.window, block.begin, nbytes
+        self.window, self.begin = block.window, block.begin
         self.tensor = torch.from_dlpack(block.memory("u8").__dlpack__())
         self.storage = self.tensor.untyped_storage()
         # The address of the storage object, by which PyTorch counts its references.
         self.address = self.storage._cdata
-        # The whole tensor of each size and type, whose aliases are given away.
-        self.views: dict[tuple, torch.Tensor] = {}
         # The number of the allocation that it has served last.
         self.last = 0
         self.resting_count = _use_count(self.address)
@@ -58,7 +59,7 @@ class _Block:
         return view
 
     def __del__(self):
-        # Without these places, a call would copy what the program still holds.
+        # The arena will cut other arrays out of the memory.
         for nbytes in {view.nbytes for view in self.views.values()} - {self.nbytes}:
             self.arena.group.remove_place(self.window.address + self.begin, nbytes)
 
@@ -83,7 +84,8 @@ class Pool:
         self.distance, self.count, self.grown_at = 1, 0, 0
         self.is_learning, self.is_full = True, False
         self.messages = 0
-        self.lock = threading.Lock()
+        # Finalizers that a collection runs may come back.
+        self.lock = threading.RLock()
 
     def allocate(self, size: tuple, dtype: torch.dtype) -> torch.Tensor | None:
         """Returns a tensor, or None on all ranks if the memory of the pool is exhausted. Collective: every rank allocates alike."""

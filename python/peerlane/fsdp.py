@@ -18,7 +18,8 @@ from collections import Counter
 from typing import Any
 
 import peerlane.torch
-from peerlane._arguments import flag, whole
+from peerlane._arguments import WHOLE_MAX, flag, whole
+from peerlane._arrays import CPU
 from peerlane._errors import InvalidArgument, Unavailable
 from peerlane._group import Group
 from peerlane._pool import Pool
@@ -79,8 +80,8 @@ class _Hook:
         # Per call, because others use the group too.
         self.beside_compute = beside_compute
         self.calls = 0
-        self.is_on_cpu = group._native.memory_device == (1, 0)
-        self.pool = Pool(group, _limit(self.is_on_cpu, memory_limit))
+        self.is_on_cpu = group._native.memory_device == CPU
+        self.pool = Pool(group, _limit(group, memory_limit))
         # Why Peerlane cannot serve a process group on a kind of device, or None, by group and kind.
         self.reasons: dict[tuple[Any, str], str | None] = {}
         # Calls that PyTorch has served, by reason.
@@ -176,8 +177,9 @@ class ReduceScatter(_Hook):
         )
 
 
-def _limit(is_on_cpu: bool, memory_limit: int | None) -> int:
+def _limit(group: Group, memory_limit: int | None) -> int:
     """Returns the most bytes that gathers take."""
-    if memory_limit is not None:
-        return memory_limit
-    return 1 << 62 if is_on_cpu else torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // _DEVICE_PART
+    place = group._native.memory_device
+    if memory_limit is None and place != CPU:
+        return torch.cuda.get_device_properties(place[1]).total_memory // _DEVICE_PART
+    return WHOLE_MAX if memory_limit is None else memory_limit
