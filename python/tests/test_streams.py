@@ -58,6 +58,9 @@ class Cuda:
     def is_current_stream_capturing():
         return Cuda.is_captured
 
+    def is_initialized():
+        return True
+
 
 class FakeTorch(types.ModuleType):
     """As much of PyTorch as the package imports."""
