@@ -509,8 +509,8 @@ pub unsafe trait FusedStarts {
         ops: &FusedOps<'_, Self::Local, Self::Remote>,
     ) -> Result<(), Self::Error>;
 
-    /// Submits the next start, by the program of this number, and returns its ticket. Its signals
-    /// have `digest` in the low bits of their values, which waits ignore.
+    /// Submits the next start, which runs the program with this number, and returns its ticket. The
+    /// values of its signals have `digest` in their low bits, which waits ignore.
     ///
     /// While a stream captures, the start is recorded into the graph as by
     /// [`submit`](crate::CopyEngine::submit), and each replay is a start of its own.

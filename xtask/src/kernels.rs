@@ -15,7 +15,7 @@ use crate::workspace;
 
 /// The directory of the sources and of the PTX, from the root of the workspace.
 const DIRECTORY: &str = "backend-cuda/kernels";
-/// The names of the files, without `.cu` and `.ptx`.
+/// The names of the kernel files, without the endings `.cu` and `.ptx`.
 pub(crate) const NAMES: [&str; 2] = ["reduce", "start"];
 
 /// Writes the PTX that nvcc generates, or that it has generated on another machine into files of

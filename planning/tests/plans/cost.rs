@@ -297,7 +297,7 @@ fn a_root_that_does_not_exist_is_named() {
     assert_eq!(predicted.unwrap_err().to_string(), text);
 }
 
-/// A second inbox saves the first phase in which ranks wait for `ready`.
+/// With a second inbox, a start has no first phase, in which ranks wait for `ready`.
 #[test]
 fn inboxes_in_turn_save_the_time_of_ready() {
     let (topology, links) = (Topology::flat(4).unwrap(), Links::default());

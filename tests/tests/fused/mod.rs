@@ -155,7 +155,7 @@ fn data_that_is_sent_ahead_of_the_polls_is_found() {
 /// A root sends tagged data to a rank of which it gets none, as in a broadcast. The rank says when it begins a start, by a
 /// relaxed store without a fence.
 ///
-/// The store comes first in a start, because other threads make it than those that read.
+/// The store is the first step of a start, because the threads that store are not those that read.
 fn tagged_broadcast(awaits_last: bool) {
     model(move || {
         let shared: Arc<([Word; 2], AtomicU64)> = Arc::default();

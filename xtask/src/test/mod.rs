@@ -54,7 +54,7 @@ enum Backend {
     Rdma(rdma::Options),
     /// The Python package.
     Python(python::Options),
-    /// The reference backend and what it is made of, as programs for AArch64 under QEMU.
+    /// The host backend and the crates that it uses, built for AArch64 and run by QEMU.
     Aarch64,
     /// Every backend; one that cannot be tested here is a failure.
     All,

@@ -48,7 +48,7 @@ pub struct AllToAllVBuilder<'g, T> {
     builder: OperationBuilder<'g, T>,
     send_max: usize,
     receive_max: usize,
-    /// Whether each start says whether it runs beside compute.
+    /// Whether the caller sets `beside_compute` for each start.
     beside_compute_by_start: bool,
 }
 
