@@ -77,6 +77,12 @@ pub(crate) struct Window<H: Harness> {
 }
 
 impl<'w, H: Harness> Participant<'w, H> {
+    /// Returns the other ranks.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + Clone + use<H> {
+        let me = self.me;
+        (0..self.ranks).filter(move |peer| *peer != me)
+    }
+
     /// Opens the fabric and connects all ranks.
     fn open(harness: &'w H, rendezvous: &'w Rendezvous, rank: Rank, ranks: usize) -> Outcome<Self> {
         let fabric = harness.open(rank, ranks).map_err(|e| Failure::from(e).within("open"))?;

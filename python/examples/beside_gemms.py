@@ -18,11 +18,11 @@ import argparse
 import json
 import os
 import statistics
-import time
 
 import torch
 import torch.distributed as dist
-from train_fsdp2 import Block, ratio_of
+from benchmark import measure
+from train_fsdp2 import Block, ratio_of, zero_cta_group
 
 import peerlane.torch
 
@@ -61,9 +61,7 @@ def ways(device, dtype):
     options = {"backend": "host"}
     if device.type == "cuda":
         found["process group"] = Way(of_process_group(dist.group.WORLD), dist.group.WORLD)
-        policy = dist.ProcessGroupNCCL.Options()
-        policy.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO
-        zero = dist.new_group(backend="nccl", pg_options=policy, device_id=device)
+        zero = zero_cta_group(device)
         found["zero-CTA"] = Way(of_process_group(zero), zero)
         options = {"backend": "cuda", "device": device.index}
     group = peerlane.torch.group_of(**options)
@@ -133,22 +131,6 @@ class Sequence:
 
     def result(self):
         return self.sums
-
-
-def measure(call, device, repeat):
-    """Returns the seconds of a call, of several in a row."""
-    if device.type == "cpu":
-        begun = time.perf_counter()
-        for _ in range(repeat):
-            call()
-        return (time.perf_counter() - begun) / repeat
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(repeat):
-        call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / repeat
 
 
 def compare(situation, width, tokens, found, device, dtype, options):

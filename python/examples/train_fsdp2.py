@@ -155,15 +155,19 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
+def zero_cta_group(device):
+    """Returns a process group whose collectives run on copy engines where NCCL has such."""
+    policy = dist.ProcessGroupNCCL.Options()
+    policy.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO
+    return dist.new_group(backend="nccl", pg_options=policy, device_id=device)
+
+
 def ways(options, device):
     """Returns the ways to compare by name."""
     found = {"PyTorch's default": Default()}
     if device.type == "cuda" and not options.share:
         found["memory of the process group"] = FromProcessGroup(dist.group.WORLD, device)
-        policy = dist.ProcessGroupNCCL.Options()
-        policy.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO
-        zero = dist.new_group(backend="nccl", pg_options=policy, device_id=device)
-        found["zero-CTA policy"] = FromProcessGroup(zero, device)
+        found["zero-CTA policy"] = FromProcessGroup(zero_cta_group(device), device)
     backend = {"backend": "cuda", "device": device.index} if device.type == "cuda" else {"backend": "host"}
     group = peerlane.torch.group_of(**backend)
     if options.reserve:

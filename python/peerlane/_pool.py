@@ -96,26 +96,20 @@ class Pool:
                 self._agree()
 
             while True:
-                newest, found = self.count - self.distance, None
-                for fitting in self.fitting.get((size, dtype)) or self._fitting(size, dtype):
-                    if fitting[0].last <= newest:
-                        found = fitting
+                newest = self.count - self.distance
+                for block, view in self.fitting.get((size, dtype)) or self._fitting(size, dtype):
+                    if block.last > newest:
+                        continue
+                    if block.is_held():
+                        # The next round takes another block, or this one if only a circle of references held it.
+                        self._let_go(block)
                         break
-                if found is None:
-                    if not self._takes_block(math.prod(size) * dtype.itemsize):
-                        return None
-                    continue
-
-                block, view = found
-                if _use_count(block.address) <= block.resting_count:
                     block.last = self.count
                     # Each alias adds a reference until it is dropped.
                     return view.detach()
-
-                # A tensor in a circle of references lives until they are collected.
-                gc.collect()
-                if block.is_held():
-                    self._agree_later(block)
+                else:
+                    if not self._takes_block(math.prod(size) * dtype.itemsize):
+                        return None
 
     def report(self) -> dict:
         """Returns what the pool has taken, and how it uses it."""
@@ -177,8 +171,12 @@ class Pool:
             # One more, for a rank that drops a tensor a little later than it ever has.
             self.distance += 1
 
-    def _agree_later(self, block: _Block) -> None:
-        """Learns a larger distance because this rank holds a block for longer. The program of all ranks must do so."""
+    def _let_go(self, block: _Block) -> None:
+        """Collects what holds a block, or learns a larger distance if the program of all ranks holds tensors for longer."""
+        gc.collect()
+        if not block.is_held():
+            return
+
         try:
             self._agree()
         except Error as error:

@@ -179,7 +179,8 @@ class ReduceScatter(_Hook):
 
 def _limit(group: Group, memory_limit: int | None) -> int:
     """Returns the most bytes that gathers take."""
+    if memory_limit is not None:
+        return memory_limit
+
     place = group._native.memory_device
-    if memory_limit is None and place != CPU:
-        return torch.cuda.get_device_properties(place[1]).total_memory // _DEVICE_PART
-    return WHOLE_MAX if memory_limit is None else memory_limit
+    return WHOLE_MAX if place == CPU else torch.cuda.get_device_properties(place[1]).total_memory // _DEVICE_PART

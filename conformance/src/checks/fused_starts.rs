@@ -88,7 +88,7 @@ fn gather<'r, H: Harness>(
     bytes: u64,
 ) -> Vec<OpOf<'r, H>> {
     let Memory { source, output, flags: words, .. } = memory;
-    let peers = || (0..me.ranks).filter(|peer| *peer != me.me);
+    let peers = || me.peers();
     let place = parity * STRIDE * me.ranks as u64 + STRIDE * me.me as u64;
     let [ready, arrived] = [0, 1];
     let signals = |kind| {
@@ -117,7 +117,7 @@ fn tagged_gather<'r, H: Harness>(
     bytes: u64,
 ) -> Vec<OpOf<'r, H>> {
     let Memory { source, output, slots, flags: words } = memory;
-    let peers = || (0..me.ranks).filter(|peer| *peer != me.me);
+    let peers = || me.peers();
     let all = STRIDE * me.ranks as u64;
     let place = |rank: usize| parity * all + STRIDE * rank as u64;
     let slot = |rank: usize| SLOT_FACTOR * place(rank);

@@ -316,21 +316,35 @@ fn run(test_rank: &mut TestRank, variant: Variant) -> Outcome {
     let mut operation = variant.prepare(test_rank, false)?;
     check(operation.report().launch.is_some(), || format!("not fused: {}", operation.report()))?;
     let shape = variant.shape(test_rank.me, test_rank.ranks);
+    if !variant.captured {
+        return start_by_turns(test_rank, &mut operation, shape);
+    }
+
     let stream = test_rank.gpu.stream()?;
     let mut book = Book::new(test_rank, shape, STARTS)?;
-    if variant.captured {
-        book.replay(test_rank, &stream, &mut operation, STARTS / 2)?;
-    } else {
-        for _ in 0..STARTS / 2 {
-            book.run(test_rank, &stream, &mut operation)?;
-            book.start(test_rank, &stream, &mut operation)?;
-        }
-    }
+    book.replay(test_rank, &stream, &mut operation, STARTS / 2)?;
     stream.finish()?;
     book.check()
 }
 
-/// Changes the lengths of starts, of which the recorded ones keep theirs.
+/// Starts an operation by the host and on a stream, by turns, and checks every byte.
+fn start_by_turns(
+    test_rank: &mut TestRank,
+    operation: &mut Operation<u32>,
+    shape: Shape,
+) -> Outcome {
+    let stream = test_rank.gpu.stream()?;
+    let mut book = Book::new(test_rank, shape, STARTS)?;
+    for _ in 0..STARTS / 2 {
+        book.run(test_rank, &stream, operation)?;
+        book.start(test_rank, &stream, operation)?;
+    }
+
+    stream.finish()?;
+    book.check()
+}
+
+/// Changes the lengths between starts. Recorded starts keep the lengths that they were recorded with.
 fn resized(test_rank: &mut TestRank, variant: Variant) -> Outcome {
     if is_missing(test_rank) {
         return Ok(());
@@ -401,14 +415,7 @@ fn several_tensors(test_rank: &mut TestRank, goal: Goal) -> Outcome {
     };
 
     let shape = Shape { me: test_rank.me, input_bytes, parts };
-    let stream = test_rank.gpu.stream()?;
-    let mut book = Book::new(test_rank, shape, STARTS)?;
-    for _ in 0..STARTS / 2 {
-        book.run(test_rank, &stream, &mut operation)?;
-        book.start(test_rank, &stream, &mut operation)?;
-    }
-    stream.finish()?;
-    book.check()
+    start_by_turns(test_rank, &mut operation, shape)
 }
 
 /// Gathers blocks to places whose order is another one on each rank.
@@ -430,14 +437,7 @@ fn to_a_list(test_rank: &mut TestRank) -> Outcome {
     let part = |rank| Part { ranks: rank..rank + 1, begin: 0, bytes: 4 * LEN };
     let parts = (0..ranks).map(|place| part(at(place))).collect();
     let shape = Shape { me, input_bytes: 4 * LEN, parts };
-    let stream = test_rank.gpu.stream()?;
-    let mut book = Book::new(test_rank, shape, STARTS)?;
-    for _ in 0..STARTS / 2 {
-        book.run(test_rank, &stream, &mut operation)?;
-        book.start(test_rank, &stream, &mut operation)?;
-    }
-    stream.finish()?;
-    book.check()
+    start_by_turns(test_rank, &mut operation, shape)
 }
 
 /// Starts 64 operations on 4 streams, twice, before the host waits for any of them.
