@@ -14,6 +14,7 @@ fn memory_json(one: &MemoryUse) -> Value {
 /// Returns what a group holds as one JSON object.
 pub fn stats_json(stats: &GroupStats) -> String {
     let memory = stats.memory.iter().map(memory_json).collect::<Vec<_>>();
+
     let counts = &stats.immediate;
     let immediate = json!({
         "calls": counts.calls, "hits": counts.hits, "copied": counts.copied, "operations": counts.operations,
@@ -26,7 +27,8 @@ pub fn stats_json(stats: &GroupStats) -> String {
         })
     });
     let paths: Vec<_> = paths.collect();
-    json!({ "memory": memory, "immediate": immediate, "paths": paths }).to_string()
+    json!({ "memory": memory, "immediate": immediate, "paths": paths, "moves": stats.moves })
+        .to_string()
 }
 
 /// Returns the report as JSON, with the fields of the JSON lines of the program `peerlane`.

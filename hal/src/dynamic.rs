@@ -154,6 +154,10 @@ unsafe impl Fabric for DynFabric {
         self.0.link(peer)
     }
 
+    fn moves(&self) -> u64 {
+        self.0.moves()
+    }
+
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, DynError> {
         self.0.reopen(rank, ranks)
     }
@@ -217,6 +221,7 @@ trait ErasedFabric: Send + Sync {
     fn address(&self) -> Vec<u8>;
     fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), DynError>;
     fn link(&self, peer: Rank) -> Option<Link>;
+    fn moves(&self) -> u64;
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<DynFabric, DynError>;
     fn offers(&self) -> Result<Vec<EngineOffer>, DynError>;
     fn engine(&self, requirements: EngineRequirements) -> Result<DynEngine, DynError>;
@@ -259,6 +264,10 @@ impl<F: Fabric> ErasedFabric for TypedFabric<F> {
 
     fn link(&self, peer: Rank) -> Option<Link> {
         self.0.link(peer)
+    }
+
+    fn moves(&self) -> u64 {
+        self.0.moves()
     }
 
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<DynFabric, DynError> {

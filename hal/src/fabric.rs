@@ -286,6 +286,12 @@ pub unsafe trait Fabric: Send + Sync + 'static {
     /// Returns the link to a peer, or `None` if the peer is not connected.
     fn link(&self, peer: Rank) -> Option<Link>;
 
+    /// Returns how often the fabric has moved a thread of this rank to another core, for reports. A
+    /// fabric that moves none returns 0.
+    fn moves(&self) -> u64 {
+        0
+    }
+
     /// Opens another fabric on the same device and with the same options, as rank `rank` of
     /// `ranks`. It has no connections, and this fabric with its memory and engines stays valid.
     ///

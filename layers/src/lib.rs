@@ -146,6 +146,10 @@ unsafe impl<F: Fabric, L: Layer<F>> Fabric for Wrapped<F, L> {
         self.fabric.link(peer).map(|link| self.layer.link(link))
     }
 
+    fn moves(&self) -> u64 {
+        self.fabric.moves()
+    }
+
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Self::Error> {
         let fabric = self.fabric.reopen(rank, ranks).map_err(Error::Inner)?;
         Ok(Self::new(fabric, self.layer.clone()))

@@ -213,6 +213,7 @@ pub(super) fn open(
 pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) -> FabricOptions {
     let mut fabrics = FabricOptions::default();
     fabrics.rdma = options.nics.options(rank_topology.local_rank, rank_topology.hosts == 1);
+    fabrics.host.bind = options.run.bind.of_threads();
     fabrics.cuda.self_copy = options.self_copy;
     fabrics.rocm.self_copy = fabrics.cuda.self_copy;
     fabrics.cuda.reduce_blocks = options.reduce_blocks;

@@ -95,6 +95,7 @@ fn measure_joined(
                 return Err(Failure::failed(text).with_advice("use --backend rdma"));
             }
             fabrics.host.spin = spin;
+            fabrics.host.bind = options.run.bind.of_threads();
             Backend::Host
         }
         PerfBackend::Rdma => {

@@ -17,8 +17,20 @@ use crate::error::{Failure, Result};
 pub(crate) enum Bind {
     /// Bind each rank to one core in turn, or to the cores near its GPU
     Core,
-    /// Do not bind ranks
+    /// Move ranks that crowd on a core apart, without binding them, as the library does
+    Auto,
+    /// Do not bind or move ranks
     None,
+}
+
+impl Bind {
+    /// Returns how the host backend of a rank treats its threads. A bound thread stays.
+    pub(crate) fn of_threads(self) -> peerlane::host::Bind {
+        match self {
+            Self::Core | Self::Auto => peerlane::host::Bind::Auto,
+            Self::None => peerlane::host::Bind::None,
+        }
+    }
 }
 
 /// Returns the number of cores that this process could use when it started.

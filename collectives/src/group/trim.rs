@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use peerlane_hal::{Deadline, Region as _};
+use peerlane_hal::{Deadline, Fabric as _, Region as _};
 
 use super::Group;
 use super::agreement::{Offer, agree, encode};
@@ -30,7 +30,9 @@ impl Group {
         let held = held.chain(held_by_windows(&self.allocated_windows));
         let held = held.chain(self.buffer_bytes.held());
         let memory = summed(held, self.setup.selection.device);
-        GroupStats { memory, immediate: self.immediate.counts(), paths: self.immediate.paths() }
+
+        let (immediate, paths) = (self.immediate.counts(), self.immediate.paths());
+        GroupStats { memory, immediate, paths, moves: self.fabric().moves() }
     }
 
     /// Releases the memory of the heap that no operation uses any more, and returns the number of

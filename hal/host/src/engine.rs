@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::doorbell::{CoreNeighbours, Doorbell, DoorbellParker, PendingWakes};
+use super::doorbell::{CoreNeighbours, Doorbell, DoorbellParker, Patience, PendingWakes};
 use super::error::Error;
 use super::memory::{Local, Remote};
 use super::options::Options;
@@ -40,6 +40,9 @@ const SUBMIT_BYTES_MAX: usize = 64 << 10;
 /// Copies of at most this many bytes are faster than waking another rank, so they are made before
 /// pending wake-ups.
 const WAKE_DELAY_BYTES_MAX: usize = 16 << 10;
+/// Copies of this size may take as long as the time slice of a process, so peers that wait are told
+/// of them.
+const LONG_COPY_BYTES: usize = 512 << 10;
 /// What runs the reductions of an engine.
 const REDUCER: Reducer = Reducer { sources_max: 4096, blocks: 0, threads: 0 };
 const WORD_BYTES: u64 = size_of::<u64>() as u64;
@@ -119,7 +122,7 @@ impl Engine {
         options: Options,
         streaming_bytes_min: u64,
         doorbell: Arc<Doorbell>,
-        neighbours: CoreNeighbours,
+        (neighbours, patience): (CoreNeighbours, Arc<Patience>),
         engines: Arc<QueuedEngines>,
         priority: Priority,
     ) -> Self {
@@ -131,7 +134,7 @@ impl Engine {
             sources: Sources::default(),
             tickets: TicketCounter::with_capacity(options.queue_ops),
             pending_wakes: PendingWakes::with_capacity(options.queue_ops),
-            parker: DoorbellParker::new(doorbell, options.spin, neighbours),
+            parker: DoorbellParker::new(doorbell, options.spin, neighbours, patience),
             state: EngineState::new(options.caps),
             options,
         }
@@ -217,12 +220,20 @@ impl Engine {
         let mut progressed = false;
         while let Some(head) = self.queue.front_mut() {
             let piece_bytes_max = self.options.caps.piece_bytes_max;
+            let is_long = head.op.bytes().min(bytes_max) >= LONG_COPY_BYTES;
+            if is_long {
+                self.parker.doorbell().note_long_copy();
+            }
+
             let (done, copied) = head.op.advance(
                 bytes_max,
                 piece_bytes_max,
                 &mut self.sources,
                 &mut self.pending_wakes,
             );
+            if is_long {
+                self.parker.doorbell().note_long_copy();
+            }
             bytes_max -= copied;
             progressed |= done || copied > 0;
 
@@ -258,6 +269,16 @@ impl Engine {
 }
 
 impl QueuedOp {
+    /// Returns how many bytes the op still moves.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Signal { .. } | Self::Wait { .. } => 0,
+            Self::Copy { bytes, .. } => *bytes,
+            Self::Rows { bytes, rows, .. } => bytes.saturating_mul(rows.count as usize),
+            Self::Reduce { bytes, number, .. } => bytes.saturating_mul(*number),
+        }
+    }
+
     /// Runs a part of the op, and returns whether the op is complete and how many bytes of the
     /// limit `bytes_max` the part took.
     fn advance(

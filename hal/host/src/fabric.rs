@@ -4,10 +4,11 @@
 //! An address names the host, the process and the rank's doorbell, a small region on which parked
 //! ranks sleep. `connect` imports that doorbell.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::cache::streaming_bytes_min;
-use super::doorbell::{CoreNeighbours, Doorbell, Peers};
+use super::cores::Mover;
+use super::doorbell::{CoreNeighbours, Doorbell, Patience, Peers};
 use super::engine::Engine;
 use super::error::Error;
 use super::key::{Access, Key};
@@ -23,7 +24,7 @@ use peerlane_toolkit::handover::{Host, ProcessToken, Server};
 use peerlane_toolkit::mapping::LengthGuard;
 
 const ADDRESS_MAGIC: [u8; 4] = *b"PLRA";
-const ADDRESS_VERSION: u16 = 2;
+const ADDRESS_VERSION: u16 = 3;
 
 /// A fabric that connects the ranks of one machine through shared memory.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub struct Fabric {
     options: Options,
     memory: Memory,
     doorbell: Arc<Doorbell>,
+    /// What the engines of this rank have learned from their waits.
+    patience: Arc<Patience>,
     /// The number of engines of this rank that have ops in their queues.
     queued_engines: Arc<QueuedEngines>,
     /// Keeps the doorbell's memory registered, so that peers can import it.
@@ -63,12 +66,14 @@ impl Fabric {
         let peers = Arc::new(Peers(Mutex::new(vec![None; ranks])));
         let memory = Memory { rank, peers };
         let queued_engines = Arc::default();
+        let patience = Arc::new(Patience::new(Mover::new(options.bind, ranks)));
 
         Ok(Self {
             ranks,
             options,
             memory,
             doorbell,
+            patience,
             queued_engines,
             doorbell_region,
             _server: server,
@@ -95,6 +100,7 @@ impl Fabric {
         // SAFETY: the doorbell keeps the memory allocated, and it is accessed as atomics only.
         let doorbell_region = unsafe { memory.register(base, Doorbell::BYTES, Role::Flags) }?;
         let doorbell = Arc::clone(&self.doorbell);
+        let patience = Arc::clone(&self.patience);
         let queued_engines = Arc::clone(&self.queued_engines);
 
         Ok(Self {
@@ -102,6 +108,7 @@ impl Fabric {
             options,
             memory,
             doorbell,
+            patience,
             queued_engines,
             doorbell_region,
             _server: server,
@@ -225,6 +232,10 @@ unsafe impl FabricTrait for Fabric {
         Some(Link { peer, kind, bytes_per_second: None })
     }
 
+    fn moves(&self) -> u64 {
+        self.patience.mover.lock().unwrap_or_else(PoisonError::into_inner).moves()
+    }
+
     fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Error> {
         check_rank(rank, ranks)?;
         self.with_doorbell(rank, ranks, self.options)
@@ -238,13 +249,20 @@ unsafe impl FabricTrait for Fabric {
         requirements.select(&self.offers()?).map_err(Error::Argument)?;
         let neighbours =
             CoreNeighbours::new(self.memory.peers.doorbells().into_iter(), &self.doorbell);
+        self.patience
+            .mover
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .bind(neighbours.position());
+
         let streaming_bytes_min =
             self.options.streaming_bytes_min.unwrap_or_else(|| streaming_bytes_min(self.ranks));
+
         Ok(Engine::new(
             self.options,
             streaming_bytes_min,
             Arc::clone(&self.doorbell),
-            neighbours,
+            (neighbours, Arc::clone(&self.patience)),
             Arc::clone(&self.queued_engines),
             requirements.priority,
         ))
@@ -258,6 +276,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::options::Bind;
     use crate::share::Share;
     use peerlane_hal::{At, CopyEngine, Flag, Op, Priority, Ticket};
 
@@ -305,6 +324,38 @@ mod tests {
 
         // Each poll copies 64 KiB, and the submission and the first poll do too.
         assert_eq!(polls(Some(Priority::High)), 511);
+    }
+
+    #[test]
+    fn a_rank_that_waits_on_the_core_of_another_one_moves_unless_it_must_not() {
+        if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+            eprintln!("not covered: a move to another core: this process may use only one");
+            return;
+        }
+
+        let deadline = Deadline::after(Duration::from_secs(20));
+        for bind in [Bind::Auto, Bind::None] {
+            let mut fabrics = [Rank(0), Rank(1)].map(|rank| {
+                Fabric::open_with(rank, 2, Options { bind, ..Default::default() }).unwrap()
+            });
+            let addresses = fabrics.each_ref().map(FabricTrait::address);
+            for fabric in &mut fabrics {
+                for (peer, address) in [Rank(0), Rank(1)].into_iter().zip(&addresses) {
+                    fabric.connect(peer, address, deadline).unwrap();
+                }
+            }
+
+            // The scheduler may move this thread between the two calls, so that it is alone on its
+            // core.
+            let mut waits = 0..1000;
+            let is_crowded = |fabrics: &[Fabric; 2]| {
+                let [mut waiting, _here] =
+                    fabrics.each_ref().map(|fabric| fabric.engine(Default::default()).unwrap());
+                waiting.park(Duration::ZERO).unwrap();
+                fabrics[0].moves() > 0
+            };
+            assert_eq!(waits.any(|_| is_crowded(&fabrics)), bind == Bind::Auto, "{bind:?}");
+        }
     }
 
     #[test]

@@ -8,19 +8,21 @@
 //! | put | one copy from the source directly into the peer's mapping |
 //! | signal | a release store into the peer's mapping, and a futex wake if the peer sleeps |
 //! | wait | an acquire load whenever the caller polls |
-//! | park | a short spin, then a futex sleep on the rank's doorbell |
+//! | park | polls for about the time of a wake-up, then a futex sleep on the rank's doorbell |
 //!
-//! The caller drives the engine: ops run inside `submit` and `completed`. The data path has no thread, and no
-//! system call except for the futex calls. One thread per process hands out descriptors; it sleeps in
-//! `accept`.
+//! The caller drives the engine: ops run inside `submit` and `completed`. The data path has no
+//! thread, and no system call except for the futex calls. One thread per process hands out
+//! descriptors; it sleeps in `accept`.
 //!
-//! Left out on purpose: `process_vm_writev` and `pidfd_getfd` for memory of other processes, since many
-//! containers refuse both, and named shared memory, since a killed process would leave it behind.
+//! Left out on purpose: `process_vm_writev` and `pidfd_getfd` for memory of other processes, since
+//! many containers refuse both, and named shared memory, since a killed process would leave it
+//! behind.
 //!
-//! Ranks of a group trust each other. A peer that violates the protocol can change what a rank reads, but
-//! only inside the regions that the rank exported.
+//! Ranks of a group trust each other. A peer that violates the protocol can change what a rank
+//! reads, but only inside the regions that the rank exported.
 
 mod cache;
+mod cores;
 mod device;
 mod doorbell;
 mod engine;
@@ -32,7 +34,8 @@ mod options;
 mod registration;
 mod share;
 
-/// Names the primitives of `doorbell/word.rs`, which `tests/tests/orderings.rs` compiles once more, with those of loom.
+/// Names the primitives of `doorbell/word.rs`, which `tests/tests/orderings.rs` compiles once more,
+/// with those of loom.
 mod sync {
     pub(crate) use std::sync::atomic::{AtomicU32, Ordering, fence};
 }
@@ -43,4 +46,4 @@ pub use error::Error;
 pub use fabric::Fabric;
 pub use key::Key;
 pub use memory::{Local, Memory, Remote};
-pub use options::Options;
+pub use options::{Bind, Options};

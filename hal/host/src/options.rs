@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::error::Error;
 use peerlane_hal::Caps;
 
-/// The options of a host fabric, such as the capabilities of its engines and the time to spin. The defaults are what
-/// the backend does best.
+/// The options of a host fabric, such as the capabilities of its engines and the time to spin. The
+/// defaults are what the backend does best.
 ///
 /// Every capability can be reduced, to test an algorithm without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +15,33 @@ pub struct Options {
     pub caps: Caps,
     /// The number of ops that the queue of an engine holds, at least `caps.slice_ops_max`.
     pub queue_ops: usize,
-    /// The longest time that [`park`](peerlane_hal::CopyEngine::park) spins before it sleeps. It does not spin while
-    /// another rank is awake on its core. By default 100 µs, or 20 µs where ranks share the core.
+    /// The longest time that [`park`](peerlane_hal::CopyEngine::park) polls before it sleeps. While
+    /// another rank is awake on its core, it yields the core between two polls, or sleeps at once
+    /// if a yield took long. By default twice the time that the last wake-ups took, 50 µs to 10 ms.
     pub spin: Option<Duration>,
-    /// The smallest copy in bytes that bypasses the processor cache. By default, half of the cache that a rank can
-    /// use: its share of the last level on AMD's processors, and the second level on others.
+    /// How the threads that drive engines are distributed over the cores.
+    pub bind: Bind,
+    /// The smallest copy in bytes that bypasses the processor cache. By default, half of the cache
+    /// that a rank can use: its share of the last level on AMD's processors, and the second level
+    /// on others.
     pub streaming_bytes_min: Option<u64>,
+}
+
+/// The ways in which the threads that drive the engines of ranks are distributed over cores.
+///
+/// Every way respects the affinity mask of a thread, so a thread that is bound to one core stays
+/// there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bind {
+    /// A thread that finds other ranks on its core moves to a core with fewer, when it begins to
+    /// wait. Its affinity mask is unchanged afterwards.
+    #[default]
+    Auto,
+    /// The thread that creates the engines of a rank is bound to one core for good, each rank to
+    /// another core in turn, physical cores first. Threads that it spawns later inherit this.
+    Core,
+    /// The scheduler alone chooses.
+    None,
 }
 
 impl Default for Options {
@@ -36,6 +57,7 @@ impl Default for Options {
             },
             queue_ops: 4096,
             spin: None,
+            bind: Bind::Auto,
             streaming_bytes_min: None,
         }
     }

@@ -281,11 +281,15 @@ impl fmt::Display for Scenario {
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { options, delay, downgrade } = self;
-        let host::Options { caps, queue_ops, spin, streaming_bytes_min } = options;
+        let host::Options { caps, queue_ops, spin, bind, streaming_bytes_min } = options;
         let queued_wait = caps.queued_wait && downgrade.queued_wait;
         let slice_ops_max = caps.slice_ops_max.min(downgrade.slice_ops_max);
         write!(f, "delay {delay:?}, queued waits: {queued_wait}, slices of {slice_ops_max}, ")?;
-        write!(f, "queue of {queue_ops}, pieces of {}, spin {spin:?}, ", caps.piece_bytes_max)?;
+        write!(
+            f,
+            "queue of {queue_ops}, pieces of {}, spin {spin:?}, {bind:?}, ",
+            caps.piece_bytes_max
+        )?;
         write!(f, "streaming from {streaming_bytes_min:?}")
     }
 }

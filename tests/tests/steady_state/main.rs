@@ -1,4 +1,5 @@
-//! Checks that a start allocates nothing, frees nothing, and makes no system call but futex.
+//! Checks that a start allocates nothing, frees nothing, and makes no system call but those with which a rank
+//! waits.
 //!
 //! This program's allocator counts the allocations of all threads. `strace` counts system calls, if
 //! it is installed and permitted; `PEERLANE_REQUIRE_STRACE=1` makes its absence a failure. The
@@ -61,7 +62,7 @@ fn main() -> ExitCode {
         for outputs in [1, 2] {
             let name =
                 format!("a_start_only_waits_in_the_kernel::{ranks}_ranks::{outputs}_outputs");
-            let trial = Trial::test(name, move || system_calls::only_futex(ranks, outputs));
+            let trial = Trial::test(name, move || system_calls::only_waits(ranks, outputs));
             trials.push(trial.with_ignored_flag(skipped.is_some()));
         }
     }

@@ -150,7 +150,7 @@ fn measure(options: &Options, collective: Collective) -> Outcome {
     let programs = Programs {
         collective,
         rounds: options.rounds,
-        open_mpi: build_open_mpi(root, &target.join("peers"), "openmpi_collective")?,
+        open_mpi: build_open_mpi(root, &target.join("peers"), "mpi_collective")?,
         peerlane: workspace::build_program(target, true)?,
     };
     let open_mpi = open_mpi_version()?;

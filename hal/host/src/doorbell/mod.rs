@@ -1,35 +1,40 @@
 //! Parks a rank until one of its flags may have changed, and wakes parked ranks.
 //!
-//! A doorbell is a word in a small shared region of the parked rank: a count of wake-ups, and a low bit that
-//! announces that the rank is about to sleep. The rank sets the bit, checks its flags once more, and sleeps
-//! on the word. A writer stores its flags; if the bit is set, it clears the bit, increments the count and
-//! wakes the rank. Fences on both sides exclude that the writer misses the bit while the rank misses the
-//! flag. A signal costs a system call only if the rank really sleeps, and only the first of several signals
-//! does.
+//! A doorbell is a word in a small shared region of the parked rank: a count of wake-ups, and a low
+//! bit that announces that the rank is about to sleep. The rank sets the bit, checks its flags once
+//! more, and sleeps on the word. A writer stores its flags; if the bit is set, it clears the bit,
+//! increments the count and wakes the rank. Fences on both sides exclude that the writer misses the
+//! bit while the rank misses the flag. A signal costs a system call only if the rank really sleeps,
+//! and only the first of several signals does.
 //!
-//! The region also holds the core on which the rank ran last. Waking a rank of the same core is cheap, so
-//! such ranks are woken first; those on other cores are then left to the ranks that run there. A rank that
-//! spins on a core keeps another runnable rank of that core from running.
+//! The region also holds the core on which the rank ran last. Waking a rank of the same core is
+//! cheap, so such ranks are woken first; those on other cores are then left to the ranks that run
+//! there. A rank that spins on a core keeps another runnable rank of that core from running, so it
+//! yields the core between polls.
+//!
+//! A rank polls before it sleeps for as long as sleeping would cost, and yields only while yields
+//! are quick. Both are learned from the last waits, so they follow the load of the machine.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerlane_hal::Rank;
 use peerlane_toolkit::{ParkStep, Parker, Unpark};
 use rustix::thread::futex;
 
 use crate::registration::Registration;
+pub(crate) use patience::Patience;
 
+mod patience;
 mod word;
 
-/// A rank with a core of its own spins for this time before it sleeps, which is a few times the wake-up time
-/// of an idle core.
-const SPIN: Duration = Duration::from_micros(100);
-/// A rank spins for this time if the other ranks of its core sleep, which is not longer than the wake-up
-/// time of an idle core, since a runnable rank may wait for this core.
-const SPIN_SHARED: Duration = Duration::from_micros(20);
+/// A wake-up that seems to take longer was not measured: the clocks of time namespaces differ.
+const WAKEUP_MAX: Duration = Duration::from_secs(1);
+
+const SLOW_CORE_SHIFT: u32 = 48;
+const SLOW_END_MASK: u64 = (1 << SLOW_CORE_SHIFT) - 1;
 
 /// A futex word in shared memory that wakes a parked rank.
 #[derive(Debug)]
@@ -40,6 +45,13 @@ struct DoorbellWords {
     wakes: AtomicU32,
     /// The core on which the rank ran last, which is only a hint for the order of wake-ups.
     core: AtomicU32,
+    /// The number of long copies that the rank has begun and ended, which is odd during one.
+    long_copies: AtomicU32,
+    /// The core that another process took from the rank last, in the upper 16 bits, and the time in
+    /// milliseconds of the monotonic clock until which ranks keep away from it.
+    slow_core: AtomicU64,
+    /// The time of the last wake-up, in nanoseconds of the monotonic clock.
+    woken_at_ns: AtomicU64,
 }
 
 impl Doorbell {
@@ -51,9 +63,9 @@ impl Doorbell {
     }
 
     fn words(&self) -> &DoorbellWords {
-        // SAFETY: the region is a page-aligned mapping of at least `BYTES` (`Fabric::open_with` allocates it,
-        // `memory::open` checks what a peer hands over). It lives as long as `self`, and is accessed as these
-        // atomics only.
+        // SAFETY: the region is a page-aligned mapping of at least `BYTES` (`Fabric::open_with`
+        // allocates it, `memory::open` checks what a peer hands over). It lives as long as `self`,
+        // and is accessed as these atomics only.
         unsafe { self.0.base().cast().as_ref() }
     }
 
@@ -73,6 +85,23 @@ impl Doorbell {
         }
     }
 
+    /// Notes that the rank begins or ends a copy that may take as long as a time slice.
+    pub(crate) fn note_long_copy(&self) {
+        self.words().long_copies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn publish_slow_core(&self, core: u32, end_ms: u64) {
+        let word = (u64::from(core) << SLOW_CORE_SHIFT) | (end_ms & SLOW_END_MASK);
+        self.words().slow_core.store(word, Ordering::Relaxed);
+    }
+
+    /// Returns the core that another process took from the rank a moment ago.
+    fn slow_core(&self) -> Option<u32> {
+        let word = self.words().slow_core.load(Ordering::Relaxed);
+        let is_recent = word != 0 && now_ms() < word & SLOW_END_MASK;
+        is_recent.then_some((word >> SLOW_CORE_SHIFT) as u32)
+    }
+
     fn is_announced(&self) -> bool {
         word::is_announced(self.word())
     }
@@ -82,23 +111,44 @@ impl Doorbell {
         word::announce(self.word())
     }
 
-    /// Wakes a rank that announced its sleep; must be called after its flag was stored, behind a fence.
+    /// Wakes a rank that announced its sleep; must be called after its flag was stored, behind a
+    /// fence.
     fn wake_if_parked(&self) {
         let word = self.word();
         if word::take_announcement(word) {
+            self.words().woken_at_ns.store(now_ns(), Ordering::Relaxed);
             // An error means that no thread sleeps there any more.
             let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
         }
     }
 
-    fn sleep(&self, announced: u32, limit: Duration) {
+    /// Sleeps, and returns how long the wake-up took if a writer ended the sleep.
+    fn sleep(&self, announced: u32, limit: Duration) -> Option<Duration> {
         let limit = (limit < Duration::MAX).then(|| rustix::time::Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(limit.subsec_nanos()),
         });
-        // After every result (woken, woken before, interrupted, timed out) the caller checks its flags.
-        let _ = futex::wait(self.word(), futex::Flags::empty(), announced, limit.as_ref());
+        let woken_at_ns = || self.words().woken_at_ns.load(Ordering::Relaxed);
+        let before = woken_at_ns();
+        // After every result (woken, woken before, interrupted, timed out) the caller checks its
+        // flags.
+        let ended = futex::wait(self.word(), futex::Flags::empty(), announced, limit.as_ref());
+
+        // The clocks of two processes differ if their time namespaces do.
+        let woken_at = woken_at_ns();
+        let took = now_ns().checked_sub(woken_at).map(Duration::from_nanos);
+        took.filter(|took| ended.is_ok() && woken_at != before && *took < WAKEUP_MAX)
     }
+}
+
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // The clock counts from the start of the machine.
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+fn now_ms() -> u64 {
+    now_ns() / 1_000_000
 }
 
 fn this_core() -> u32 {
@@ -144,17 +194,19 @@ impl Unpark for Doorbell {
     }
 }
 
-/// Parks the thread that drives one engine by spinning first and sleeping later.
+/// Parks the thread that drives one engine by polling first and sleeping later.
 ///
-/// Spinning is right while no other rank is runnable on this core: it costs no other rank anything, and an
-/// idle core takes long to wake. Otherwise a rank without work yields its core at once. The doorbells show
-/// which ranks are awake and on which core.
+/// The doorbells show which ranks are awake and on which core. Alone on a core, the rank spins.
+/// Beside an awake rank it yields the core, which is cheaper for both than a sleep and a wake-up;
+/// but another process of that core would get it for a whole time slice, so after a slow yield the
+/// rank sleeps instead, for a while.
 #[derive(Debug)]
 pub(crate) struct DoorbellParker {
     parker: Parker<Arc<Doorbell>>,
-    /// The time to spin before a park sleeps; `None` chooses it by the state of the ranks on this core.
+    /// The time to poll before a park sleeps; `None` is what the rank has learned.
     spin: Option<Duration>,
     neighbours: CoreNeighbours,
+    patience: Arc<Patience>,
     announced: u32,
 }
 
@@ -163,38 +215,81 @@ impl DoorbellParker {
         doorbell: Arc<Doorbell>,
         spin: Option<Duration>,
         neighbours: CoreNeighbours,
+        patience: Arc<Patience>,
     ) -> Self {
         // This also runs the first query of the core here, which costs a system call once.
         doorbell.publish_core();
-        Self { parker: Parker::new(doorbell), spin, neighbours, announced: 0 }
+        Self { parker: Parker::new(doorbell), spin, neighbours, patience, announced: 0 }
     }
 
     pub(crate) fn waker(&self) -> Waker {
         self.parker.waker()
     }
 
-    /// Executes one step of a park, which is to spin, to announce the sleep, or to sleep. The caller must check
-    /// its flags between two calls, so that no change is missed.
+    pub(crate) fn doorbell(&self) -> &Doorbell {
+        self.parker.unpark()
+    }
+
+    /// Executes one step of a park, which is to poll, to announce the sleep, or to sleep. The
+    /// caller must check its flags between two calls, so that no change is missed.
     pub(crate) fn park(&mut self, limit: Duration) {
-        let spin = match self.neighbours.state() {
-            Neighbours::Awake => Duration::ZERO,
-            Neighbours::None => self.spin.unwrap_or(SPIN),
-            Neighbours::Asleep => self.spin.unwrap_or(SPIN_SHARED),
-        };
         if !self.parker.is_idle() {
-            self.parker.unpark().publish_core();
+            self.begin();
         }
+        let core = this_core();
+        let state = self.neighbours.state(core);
+        let spin = match state {
+            Neighbours::Awake if self.doorbell().slow_core() == Some(core) => Duration::ZERO,
+            _ => self.spin.unwrap_or_else(|| self.patience.spin()),
+        };
+
         match self.parker.step(spin, limit) {
             ParkStep::Woken => {}
+            ParkStep::Poll if state == Neighbours::Awake => self.yield_core(core),
             ParkStep::Poll => std::hint::spin_loop(),
             ParkStep::Announce => self.announced = self.parker.unpark().announce(),
             // A wake-up before the last check was seen there; a later one changes the word.
-            ParkStep::Sleep => self.parker.unpark().sleep(self.announced, limit),
+            ParkStep::Sleep => {
+                let took = self.parker.unpark().sleep(self.announced, limit);
+                took.into_iter().for_each(|took| self.patience.learn_wakeup(took));
+            }
         }
     }
 
-    /// An announced sleep stays in the doorbell, because another engine of this rank may have made it too;
-    /// a needless wake-up is harmless.
+    /// Begins a wait: publishes the core of this thread, and moves to a better one.
+    fn begin(&mut self) {
+        let (doorbell, core) = (self.doorbell(), this_core());
+        doorbell.publish_core();
+
+        let is_crowded = self.neighbours.state(core) != Neighbours::None;
+        let is_slow = || self.neighbours.slow_cores(doorbell).any(|slow| slow == core);
+        if !is_crowded && !is_slow() {
+            return;
+        }
+
+        // Another thread of this rank may be looking.
+        let Ok(mut mover) = self.patience.mover.try_lock() else { return };
+        if mover.spread(core, self.neighbours.cores(), self.neighbours.slow_cores(doorbell)) {
+            doorbell.publish_core();
+        }
+    }
+
+    /// Yields the core, and notes how long that took.
+    fn yield_core(&self, core: u32) {
+        let copies = self.neighbours.long_copies(core);
+        let begin = Instant::now();
+        std::thread::yield_now();
+        let Some(end_ms) = self.patience.learn_yield(begin.elapsed(), now_ms()) else { return };
+
+        // A rank that copied in the meantime is not another process, and yields too when it waits.
+        let is_copying = copies % 2 == 1 || copies != self.neighbours.long_copies(core);
+        if !is_copying {
+            self.doorbell().publish_slow_core(core, end_ms);
+        }
+    }
+
+    /// An announced sleep stays in the doorbell, because another engine of this rank may have made
+    /// it too; a needless wake-up is harmless.
     pub(crate) fn busy(&mut self) {
         self.parker.busy();
     }
@@ -220,18 +315,52 @@ impl Peers {
     }
 }
 
+/// The other ranks of this machine.
 #[derive(Debug)]
-pub(crate) struct CoreNeighbours(Box<[Arc<Doorbell>]>);
+pub(crate) struct CoreNeighbours {
+    doorbells: Box<[Arc<Doorbell>]>,
+    /// The number of them that come before this rank.
+    position: usize,
+}
 
 impl CoreNeighbours {
     pub(crate) fn new(ranks: impl Iterator<Item = Arc<Doorbell>>, me: &Doorbell) -> Self {
-        Self(ranks.filter(|doorbell| !std::ptr::eq(doorbell.words(), me.words())).collect())
+        let is_me = |doorbell: &Arc<Doorbell>| std::ptr::eq(doorbell.words(), me.words());
+        let mut doorbells: Vec<_> = ranks.collect();
+        let position = doorbells.iter().position(is_me).unwrap_or(0);
+        doorbells.retain(|doorbell| !is_me(doorbell));
+        Self { doorbells: doorbells.into(), position }
     }
 
-    fn state(&self) -> Neighbours {
-        let core = this_core();
+    /// Returns the position of this rank among those of the machine.
+    pub(crate) fn position(&self) -> usize {
+        self.position
+    }
+
+    /// Returns the cores on which the others ran last, and whether each comes before this rank.
+    fn cores(&self) -> impl Iterator<Item = (u32, bool)> {
+        let doorbells = self.doorbells.iter().enumerate();
+        doorbells.map(|(index, doorbell)| (doorbell.core(), index < self.position))
+    }
+
+    /// Returns the cores that another process took from one of the ranks a moment ago.
+    fn slow_cores(&self, me: &Doorbell) -> impl Iterator<Item = u32> {
+        let own = me.slow_core();
+        self.doorbells.iter().filter_map(|doorbell| doorbell.slow_core()).chain(own)
+    }
+
+    /// Returns a number that changes when a rank of the core begins or ends a long copy, and is odd
+    /// if one of them is at it.
+    fn long_copies(&self, core: u32) -> u32 {
+        let ranks = self.doorbells.iter().filter(|doorbell| doorbell.core() == core);
+        let copies = ranks.map(|doorbell| doorbell.words().long_copies.load(Ordering::Relaxed));
+        copies.fold(0, |all, one| (all & !1).wrapping_add(one & !1) | (all & 1) | (one & 1))
+    }
+
+    /// Returns what the other ranks of a core do.
+    fn state(&self, core: u32) -> Neighbours {
         let mut state = Neighbours::None;
-        for doorbell in self.0.iter().filter(|doorbell| doorbell.core() == core) {
+        for doorbell in self.doorbells.iter().filter(|doorbell| doorbell.core() == core) {
             if !doorbell.is_announced() {
                 return Neighbours::Awake;
             }

@@ -28,14 +28,14 @@ const AGENT: &str = "/usr/local/bin/to-node";
 pub(super) fn add(root: &Path, folder: &Path, work: &Path, built: &mut Programs) -> Outcome {
     let tools = Tools::obtain(&folder.join("openmpi"), &NEEDED)?;
     std::fs::create_dir_all(work)?;
-    let program = work.join("openmpi_collective");
+    let program = work.join("mpi_collective");
     let include = tools.file("usr/lib/x86_64-linux-gnu/openmpi/include/mpi.h")?.file;
     // Not `libmpi.so`: the link of an unpacked package may point to an installed library.
     let library = tools.file("usr/lib/x86_64-linux-gnu/libmpi.so.40")?.file;
     let folder_of = |file: &Path| file.parent().map(Path::to_owned).unwrap_or_default();
     let mut compiler = Command::new("cc");
     compiler.args(["-O2", "-Wall", "-Wextra", "-I"]).arg(folder_of(&include));
-    compiler.arg(root.join("xtask/peers/openmpi_collective.c"));
+    compiler.arg(root.join("xtask/peers/mpi_collective.c"));
     let rpath = format!("-Wl,-rpath-link,{}", folder_of(&library).display());
     compiler.arg(library).args([&rpath, "-o"]).arg(&program);
     process::run(&mut compiler)?;
@@ -57,7 +57,7 @@ pub(super) fn add(root: &Path, folder: &Path, work: &Path, built: &mut Programs)
     let agent = work.join("to-node");
     std::fs::write(&agent, AGENT_SCRIPT)?;
     files.push(GuestFile { file: agent, guest_path: AGENT.into() });
-    files.push(GuestFile { file: program, guest_path: "/usr/local/bin/openmpi_collective".into() });
+    files.push(GuestFile { file: program, guest_path: "/usr/local/bin/mpi_collective".into() });
     built.files.extend(files);
     Ok(())
 }
@@ -75,7 +75,7 @@ pub(super) fn line(min_bytes: u64, max_bytes: u64, factor: u64, iterations: u32)
     ];
     let settings: String = settings.iter().map(|setting| format!(" --mca {setting}")).collect();
     let program = format!(
-        "openmpi_collective all-gather {min_bytes} {max_bytes} {factor} {iterations} {}",
+        "mpi_collective all-gather {min_bytes} {max_bytes} {factor} {iterations} {}",
         iterations / 5 + 1
     );
     format!(

@@ -4,9 +4,9 @@
  * reported for a size is the median and the 99th percentile of these maxima. Every byte of the result
  * is checked once a size, into an output that was poisoned before. The root is rank 0. In an
  * all-to-all-v, rank p sends the length of number q - p (modulo the ranks) to rank q; the lengths are
- * in the ratio 0:1:2 and so on.
+ * in the ratio 0:1:2 and so on. Reductions add 32-bit floats.
  *
- * usage: openmpi_collective all-gather|gather|scatter|all-to-all-v MIN_BYTES MAX_BYTES FACTOR ITERATIONS WARMUP
+ * usage: mpi_collective COLLECTIVE MIN_BYTES MAX_BYTES FACTOR ITERATIONS WARMUP
  * prints one JSON object a line: ranks, total_bytes, block_bytes, median_us, p99_us, checked */
 
 #include <limits.h>
@@ -15,8 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL_V, COLLECTIVES };
-static const char *const names[] = {"all-gather", "gather", "scatter", "all-to-all-v"};
+enum collective {
+    ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL_V, ALL_TO_ALL, BROADCAST,
+    ALL_REDUCE, REDUCE_SCATTER, REDUCE, SCAN, COLLECTIVES
+};
+static const char *const names[] = {"all-gather", "gather", "scatter", "all-to-all-v", "all-to-all",
+                                    "broadcast", "all-reduce", "reduce-scatter", "reduce", "scan"};
 
 /* What a rank sends and receives: a block for each rank, or one block. */
 struct side {
@@ -39,15 +43,23 @@ static unsigned char pattern(int from, int to, size_t index, size_t bytes)
     return (unsigned char)(x >> 56);
 }
 
+/* The element that a rank contributes at `index`, so small that sums are exact. */
+static float element(int rank, size_t index)
+{
+    return (float)((rank + 1) * (int)(index * 7 % 61));
+}
+
 static void *allocate(size_t bytes)
 {
     void *memory = NULL;
     if (posix_memalign(&memory, 4096, bytes ? bytes : 1) != 0) {
-        fprintf(stderr, "openmpi_collective: cannot allocate %zu bytes\n", bytes);
+        fprintf(stderr, "mpi_collective: cannot allocate %zu bytes\n", bytes);
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
     return memory;
 }
+
+static int reduces(int collective) { return collective >= ALL_REDUCE; }
 
 /* The bytes of the block from one rank to another. */
 static size_t block(int collective, int from, int to, int ranks, size_t total)
@@ -68,16 +80,37 @@ static size_t block(int collective, int from, int to, int ranks, size_t total)
     }
 }
 
+/* The blocks of a side: one if all ranks send or receive the same, or if a rank receives one sum. */
+static int blocks(int collective, int sends, int ranks)
+{
+    switch (collective) {
+    case ALL_GATHER:
+    case GATHER:
+        return sends ? 1 : ranks;
+    case REDUCE_SCATTER:
+        return sends ? ranks : 1;
+    case BROADCAST:
+    case ALL_REDUCE:
+    case REDUCE:
+    case SCAN:
+        return 1;
+    default:
+        return ranks;
+    }
+}
+
 /* Creates the side of `rank`: what it sends, or what it receives. */
 static struct side side(int collective, int rank, int sends, int ranks, size_t total)
 {
-    int joined = sends && (collective == ALL_GATHER || collective == GATHER);
-    struct side side = {.blocks = joined ? 1 : ranks};
-    side.bytes = allocate(sizeof(int) * (size_t)ranks);
-    side.offsets = allocate(sizeof(int) * (size_t)ranks);
+    struct side side = {.blocks = blocks(collective, sends, ranks)};
+    int is_whole = blocks(collective, 0, ranks) == 1 && blocks(collective, 1, ranks) == 1;
+    side.bytes = allocate(sizeof(int) * (size_t)side.blocks);
+    side.offsets = allocate(sizeof(int) * (size_t)side.blocks);
     for (int peer = 0; peer < side.blocks; peer++) {
-        size_t bytes = joined ? total / (size_t)ranks
-                              : block(collective, sends ? rank : peer, sends ? peer : rank, ranks, total);
+        size_t bytes = is_whole           ? total
+                       : side.blocks == 1 ? total / (size_t)ranks
+                                          : block(collective, sends ? rank : peer,
+                                                  sends ? peer : rank, ranks, total);
         side.bytes[peer] = (int)bytes;
         side.offsets[peer] = (int)side.all;
         side.all += bytes;
@@ -86,8 +119,9 @@ static struct side side(int collective, int rank, int sends, int ranks, size_t t
     return side;
 }
 
-static void start(int collective, const struct side *in, const struct side *out)
+static void start(int collective, int rank, const struct side *in, const struct side *out)
 {
+    int floats = out->bytes[0] / (int)sizeof(float);
     switch (collective) {
     case ALL_GATHER:
         MPI_Allgather(in->memory, in->bytes[0], MPI_BYTE, out->memory, in->bytes[0], MPI_BYTE,
@@ -101,23 +135,61 @@ static void start(int collective, const struct side *in, const struct side *out)
         MPI_Scatter(in->memory, out->bytes[0], MPI_BYTE, out->memory, out->bytes[0], MPI_BYTE, 0,
                     MPI_COMM_WORLD);
         break;
+    case ALL_TO_ALL:
+        MPI_Alltoall(in->memory, in->bytes[0], MPI_BYTE, out->memory, in->bytes[0], MPI_BYTE,
+                     MPI_COMM_WORLD);
+        break;
+    case BROADCAST:
+        MPI_Bcast(rank == 0 ? in->memory : out->memory, in->bytes[0], MPI_BYTE, 0, MPI_COMM_WORLD);
+        break;
+    case ALL_REDUCE:
+        MPI_Allreduce(in->memory, out->memory, floats, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        break;
+    case REDUCE_SCATTER:
+        MPI_Reduce_scatter_block(in->memory, out->memory, floats, MPI_FLOAT, MPI_SUM,
+                                 MPI_COMM_WORLD);
+        break;
+    case REDUCE:
+        MPI_Reduce(in->memory, out->memory, floats, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+        break;
+    case SCAN:
+        MPI_Scan(in->memory, out->memory, floats, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        break;
     default:
         MPI_Alltoallv(in->memory, in->bytes, in->offsets, MPI_BYTE, out->memory, out->bytes,
                       out->offsets, MPI_BYTE, MPI_COMM_WORLD);
     }
 }
 
-static void check(int collective, const struct side *out, int rank)
+static void wrong(int index, int from)
 {
-    int differ = collective == SCATTER || collective == ALL_TO_ALL_V;
+    fprintf(stderr, "mpi_collective: element %d from rank %d is wrong\n", index, from);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+static void check(int collective, const struct side *out, int rank, int ranks)
+{
+    int differ = collective == SCATTER || collective == ALL_TO_ALL_V || collective == ALL_TO_ALL;
+    if ((collective == BROADCAST && rank == 0) || (collective == REDUCE && rank != 0))
+        return;
+    if (reduces(collective)) {
+        int floats = out->bytes[0] / (int)sizeof(float), terms = collective == SCAN ? rank + 1 : ranks;
+        size_t first = collective == REDUCE_SCATTER ? (size_t)rank * (size_t)floats : 0;
+        for (int index = 0; index < floats; index++) {
+            float sum = 0;
+            for (int from = 0; from < terms; from++)
+                sum += element(from, first + (size_t)index);
+            if (((const float *)out->memory)[index] != sum)
+                wrong(index, rank);
+        }
+        return;
+    }
     for (int from = 0; from < out->blocks; from++)
         for (int index = 0; index < out->bytes[from]; index++) {
             size_t bytes = (size_t)out->bytes[from];
             if (out->memory[out->offsets[from] + index] !=
-                pattern(from, differ ? rank : 0, (size_t)index, bytes)) {
-                fprintf(stderr, "openmpi_collective: byte %d from rank %d is wrong\n", index, from);
-                MPI_Abort(MPI_COMM_WORLD, 1);
-            }
+                pattern(from, differ ? rank : 0, (size_t)index, bytes))
+                wrong(index, from);
         }
 }
 
@@ -127,18 +199,22 @@ static void measure(int collective, int rank, int ranks, size_t total, int itera
     struct side out = side(collective, rank, 0, ranks, total);
     double *times = allocate(sizeof(double) * (size_t)iterations);
 
-    for (int to = 0; to < in.blocks; to++)
-        for (int index = 0; index < in.bytes[to]; index++)
-            in.memory[in.offsets[to] + index] =
-                pattern(rank, to, (size_t)index, (size_t)in.bytes[to]);
+    if (reduces(collective))
+        for (size_t index = 0; index < in.all / sizeof(float); index++)
+            ((float *)in.memory)[index] = element(rank, index);
+    else
+        for (int to = 0; to < in.blocks; to++)
+            for (int index = 0; index < in.bytes[to]; index++)
+                in.memory[in.offsets[to] + index] =
+                    pattern(rank, to, (size_t)index, (size_t)in.bytes[to]);
     memset(out.memory, 0xa5, out.all);
-    start(collective, &in, &out);
-    check(collective, &out, rank);
+    start(collective, rank, &in, &out);
+    check(collective, &out, rank, ranks);
 
     for (int iteration = -warmup; iteration < iterations; iteration++) {
         MPI_Barrier(MPI_COMM_WORLD);
         double begin = MPI_Wtime();
-        start(collective, &in, &out);
+        start(collective, rank, &in, &out);
         double mine = MPI_Wtime() - begin, slowest = 0;
         MPI_Reduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
         if (iteration >= 0)
