@@ -3,7 +3,7 @@
 //! | file | holds |
 //! | --- | --- |
 //! | `report` | records, pages, tables and goals |
-//! | `host` | collectives between processes of one host, against Open MPI |
+//! | `host` | collectives between processes of one host under several loads, against Open MPI and MPICH |
 //! | `experts` | all-to-alls whose starts have counts of their own, against Open MPI |
 //! | `cost` | predicted and measured times |
 //! | `hierarchical` | the hierarchical all-gather against its phases |
@@ -25,7 +25,8 @@ mod report;
 /// A measurement.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Bench {
-    /// Measures collectives between processes of this host, against Open MPI's.
+    /// Measures collectives between processes of this host under several loads, against Open MPI's
+    /// and MPICH's.
     Host(host::Options),
     /// Measures all-to-alls whose starts have counts of their own, against Open MPI.
     Experts(experts::Options),
