@@ -59,13 +59,13 @@ impl Runtime {
     }
 
     /// Notes that the host has made a start of work, which may be on a stream.
-    pub(super) fn note_start(&self, is_on_stream: bool, deadline: Deadline) {
+    pub(super) fn note_start(&self, is_on_stream: bool, timeout: Duration) {
         self.work.order.refusal.clear();
         self.work.order.enter_thread();
         self.driver.wake_progress();
 
         let is_unchecked = is_on_stream && self.work.is_unchecked();
-        if is_unchecked || deadline.timeout() < self.life.timeout {
+        if is_unchecked || timeout < self.life.timeout {
             // The watchdog may sleep past it.
             self.driver.wake_watchdog();
         }

@@ -49,12 +49,18 @@ impl Execution {
     }
 
     /// Makes the next start of the executor, whose lock the caller holds, and returns its epoch.
-    pub(super) fn begin(&self, executor: &mut Executor, deadline: Deadline) -> u64 {
+    ///
+    /// Without a deadline, the caller polls the start for a moment and sets its deadline then.
+    pub(super) fn begin(&self, executor: &mut Executor, deadline: Option<Deadline>) -> u64 {
         let epoch = executor.start();
         if self.tracker.due().is_none() {
             self.open.add();
         }
-        self.tracker.open(epoch, deadline);
+
+        match deadline {
+            Some(deadline) => self.tracker.open(epoch, deadline),
+            None => self.tracker.open_for_a_moment(epoch),
+        }
         epoch
     }
 

@@ -167,6 +167,22 @@ impl State {
         Ok(OpenStart { epoch, deadline })
     }
 
+    /// Makes a start after the earlier ones are complete, and waits for it.
+    fn run(&mut self) -> Result<(), Error> {
+        self.settle()?;
+
+        // Held until the start is open.
+        let begun = begin_use(&self.uses, &self.prepared, false)?;
+        let (epoch, deadline) = self.prepared.run(self.timeout)?;
+        drop(begun);
+
+        self.last = Start::Eager(epoch);
+        match deadline {
+            Some(deadline) => self.prepared.wait(epoch, Some(deadline)),
+            None => Ok(()),
+        }
+    }
+
     fn wait(&self, start: OpenStart) -> Result<(), Error> {
         self.prepared.wait(start.epoch, Some(start.deadline))
     }
@@ -257,8 +273,7 @@ impl<T> Operation<T> {
     /// [`Timeout`](peerlane_hal::ErrorKind::Timeout) and
     /// [`PeerLost`](peerlane_hal::ErrorKind::PeerLost), which name the rank; either ends the group.
     pub fn run(&mut self) -> Result<(), Error> {
-        let start = self.state.start()?;
-        self.state.wait(start)
+        self.state.run()
     }
 
     /// Enqueues the operation on the caller's stream and returns at once. Collective.
