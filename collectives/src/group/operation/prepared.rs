@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::execution::Execution;
+use super::moment::Moment;
 use crate::error::Error;
 use crate::group::call::Patience;
 use crate::group::eager::{EagerPolls, Look, Next};
@@ -26,9 +27,6 @@ use crate::trace::TracedStart;
 /// Maximum time that a waiting thread sleeps between two polls. If a peer is late by seconds, a
 /// wait may take up to this much longer.
 const NAP_MAX: Duration = Duration::from_millis(10);
-/// The number of polls of a start before its thread looks at the clock, which take about half a
-/// microsecond.
-const MOMENT_POLLS: u32 = 16;
 const COMPLETION: &str = "the completion of a start";
 const ROOM_PARK_MAX: Duration = Duration::from_millis(1);
 
@@ -38,6 +36,7 @@ pub(super) struct Prepared {
     park_misses_events: bool,
     /// Whether flags are compared that the host cannot read directly.
     checks_starts: bool,
+    moment: Moment,
     /// The blocks of the heap, which are dropped after the last start.
     allocation: SharedAllocation,
 }
@@ -105,7 +104,8 @@ impl Prepared {
         let (life, open) = (Arc::clone(&runtime.life), Arc::clone(runtime.driver.open_count()));
         let execution = Arc::new(Execution::new(Arc::new(tracker), executor, life, open));
         runtime.add_work(Arc::clone(&execution) as _, queues);
-        Self { execution, runtime, park_misses_events, checks_starts, allocation }
+        let moment = Moment::default();
+        Self { execution, runtime, park_misses_events, checks_starts, moment, allocation }
     }
 
     fn executor(&self) -> MutexGuard<'_, Executor> {
@@ -232,18 +232,16 @@ impl Prepared {
         self.runtime.life.check()?;
         self.tracker().mark_on_host();
 
-        let mut executor = self.executor();
+        let mut executor = self.execution.executor();
         let epoch = self.execution.begin(&mut executor, None);
         self.runtime.note_start(false, timeout);
 
         // A poll of other engines is a call of a driver.
-        let polls = if executor.is_polled() { MOMENT_POLLS } else { 1 };
-        let mut done = Ok(0);
-        for _ in 0..polls {
+        let polls = if executor.is_polled() { self.moment.polls() } else { 1 };
+        let (mut done, mut polled) = (Ok(0), 0);
+        while polled < polls && done.as_ref().is_ok_and(|done| *done < epoch) {
             done = executor.drive().and_then(|_| self.execution.close_done(&executor));
-            if !done.as_ref().is_ok_and(|done| *done < epoch) {
-                break;
-            }
+            polled += 1;
             std::hint::spin_loop();
         }
         drop(executor);
@@ -253,7 +251,10 @@ impl Prepared {
             self.runtime.life.raise(self.execution.broken(&error));
             self.fail()
         })?;
-        if self.has_completed(done, epoch)? {
+
+        let is_complete = self.has_completed(done, epoch)?;
+        self.moment.note(is_complete.then_some(polled));
+        if is_complete {
             return Ok((epoch, None));
         }
 
