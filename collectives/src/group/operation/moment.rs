@@ -11,8 +11,8 @@ const STARTS_PER_TRIAL: u32 = 64;
 
 /// The polls of the next start, by whether the last ones completed in theirs.
 ///
-/// Small starts of ranks with a core each complete. Large ones do not, and those of ranks that share
-/// a core do not either: the polls would only keep the other rank from running.
+/// Small starts of ranks with a core each complete. Large ones do not, and those of ranks that
+/// share a core do not either: the polls would only keep the other rank from running.
 #[derive(Debug, Default)]
 pub(super) struct Moment {
     misses: u32,
@@ -28,7 +28,7 @@ impl Moment {
     }
 
     /// Notes after how many polls a start was complete; `None` if it was not.
-    pub(super) fn note(&mut self, polls: Option<u32>) {
+    pub(super) fn note_end(&mut self, polls: Option<u32>) {
         match polls {
             // The last rank to come waits for nobody, which says nothing about the others.
             Some(1) => {}
@@ -48,7 +48,7 @@ mod tests {
         let mut polled = |starts: u32, note: Option<u32>| {
             let polls = (0..starts).map(|_| {
                 let polls = moment.polls();
-                moment.note(note);
+                moment.note_end(note);
                 polls
             });
             polls.filter(|polls| *polls == POLLS).count()

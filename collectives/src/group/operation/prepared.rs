@@ -253,7 +253,7 @@ impl Prepared {
         })?;
 
         let is_complete = self.has_completed(done, epoch)?;
-        self.moment.note(is_complete.then_some(polled));
+        self.moment.note_end(is_complete.then_some(polled));
         if is_complete {
             return Ok((epoch, None));
         }
