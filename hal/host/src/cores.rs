@@ -15,8 +15,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::options::Bind;
 
-/// The shortest time between two looks at the cores, which cost a few system calls.
-const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The time from the first look at the cores to the second. A look takes a few microseconds.
+const PAUSE_FIRST: Duration = Duration::from_micros(100);
+/// The time between two looks that change nothing, as on a machine with more ranks than cores.
+const PAUSE: Duration = Duration::from_millis(10);
 /// The longest time between two looks, reached if the scheduler keeps moving the rank back.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
@@ -59,7 +61,7 @@ impl Mover {
             others: Vec::with_capacity(ranks),
             slow: Vec::with_capacity(ranks),
         };
-        Self { bind, next_look: None, pause: PAUSE_MIN, moves: 0, view }
+        Self { bind, next_look: None, pause: PAUSE_FIRST, moves: 0, view }
     }
 
     /// Returns how often a thread of the rank has moved.
@@ -112,8 +114,7 @@ impl Mover {
     fn look(&mut self, now: Instant, here: usize) -> bool {
         let moved = self.move_from(here);
         let is_uneven = moved && !self.view.slow.contains(&here);
-        let pause = if is_uneven { self.pause * 2 } else { self.pause / 2 };
-        self.pause = pause.clamp(PAUSE_MIN, PAUSE_MAX);
+        self.pause = next_pause(self.pause, is_uneven);
         self.next_look = Some(now + self.pause);
         self.moves += u64::from(moved);
         moved
@@ -129,6 +130,16 @@ impl Mover {
         // leaves it there.
         let moved = sched_setaffinity(None, &better).is_ok();
         moved && sched_setaffinity(None, &mask).is_ok()
+    }
+}
+
+/// Returns the time until the next look. It grows to the usual one while ranks start, and further
+/// while the scheduler moves them back.
+fn next_pause(pause: Duration, is_uneven: bool) -> Duration {
+    match is_uneven {
+        true => (pause * 2).clamp(PAUSE, PAUSE_MAX),
+        false if pause > PAUSE => (pause / 2).max(PAUSE),
+        false => (pause * 2).min(PAUSE),
     }
 }
 
@@ -257,6 +268,23 @@ mod tests {
         assert_eq!(better(2, &[2, 2, 1]), [0]);
         assert_eq!(better(2, &[2, 2, 1, 0]), [0, 1]);
         assert_eq!(better(7, &[7]), [0; 0], "it may not use this core");
+    }
+
+    #[test]
+    fn looks_are_frequent_while_ranks_start_and_rare_where_moves_do_not_last() {
+        let pauses = |first, looks: [bool; 4]| {
+            let mut pause = first;
+            looks.map(|is_uneven| {
+                pause = next_pause(pause, is_uneven);
+                pause.as_micros()
+            })
+        };
+        assert_eq!(pauses(PAUSE_FIRST, [false; 4]), [200, 400, 800, 1600]);
+        assert_eq!(pauses(PAUSE, [false; 4]), [10_000; 4]);
+        let moved_once = [true, false, false, false];
+        assert_eq!(pauses(PAUSE_FIRST, moved_once), [10_000; 4]);
+        assert_eq!(pauses(PAUSE, [true, true, false, false]), [20_000, 40_000, 20_000, 10_000]);
+        assert_eq!(pauses(PAUSE_MAX, [true; 4]), [1_000_000; 4]);
     }
 
     #[test]
