@@ -77,8 +77,8 @@ pub struct GroupStats {
     /// The numbers of immediate calls by algorithm and engine, largest first. Calls with
     /// [`splits`](super::Immediate::splits) are not counted.
     pub paths: Vec<CallPath>,
-    /// How often fabrics have moved a thread of this rank to another core, away from other ranks or
-    /// processes.
+    /// The number of times that the fabric has moved a thread of this rank to another core, away
+    /// from other ranks or processes.
     pub moves: u64,
 }
 

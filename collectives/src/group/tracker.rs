@@ -377,11 +377,11 @@ impl StartTracker {
         self.open_by(epoch, || self.set_deadline(deadline));
     }
 
-    /// Counts a start as open whose thread polls it for a moment, without a look at the clock.
+    /// Counts a start as open whose thread polls it a few times before it reads the clock.
     ///
     /// The deadline is that of a clock that is a few milliseconds late, until
     /// [`set_deadline`](Self::set_deadline).
-    pub(super) fn open_for_a_moment(&self, epoch: u64) {
+    pub(super) fn open_before_polls(&self, epoch: u64) {
         let nanos = || {
             let since_origin = coarse_nanos().saturating_sub(self.coarse_origin_nanos);
             since_origin.saturating_add(nanos(self.timeout()))

@@ -32,8 +32,8 @@ struct Core {
     node: usize,
 }
 
-/// What a rank knows of the cores when it looks.
-#[derive(Debug, Default)]
+/// The cores and ranks among which a rank chooses its core.
+#[derive(Debug)]
 struct View {
     /// The cores that the rank may use.
     allowed: Vec<Core>,
@@ -50,7 +50,7 @@ pub(crate) struct Mover {
     next_look: Option<Instant>,
     pause: Duration,
     moves: u64,
-    /// Has room for all cores and ranks, so that a look allocates nothing.
+    /// Buffers with capacity for all cores and ranks, so that a look at them allocates nothing.
     view: View,
 }
 
@@ -69,23 +69,23 @@ impl Mover {
         self.moves
     }
 
-    /// Binds the calling thread to one core for good, if the options ask for it. `position` is that
-    /// of the rank among those of the machine.
+    /// Binds the calling thread to one core permanently if `bind` is [`Bind::Core`]. `position` is
+    /// the number of ranks of the machine that come before this one.
     pub(crate) fn bind(&self, position: usize) {
         if self.bind != Bind::Core {
             return;
         }
 
         let Ok(mask) = sched_getaffinity(None) else { return };
-        let allowed = physical_first(cores(&mask).collect());
+        let allowed = physical_first(&cores(&mask).collect::<Vec<_>>());
         if let Some(core) = allowed.get(position % allowed.len().max(1)) {
             // A thread that cannot be bound runs where the scheduler places it.
             let _ = sched_setaffinity(None, &set([core.number]));
         }
     }
 
-    /// Moves the calling thread if the ranks are spread unevenly, or to keep away from a core that
-    /// another process uses. Returns whether the thread moved.
+    /// Moves the calling thread to a core with fewer ranks, or away from a core that another
+    /// process uses. Returns whether the thread moved.
     ///
     /// `others` are the cores on which the other ranks ran last, and whether each comes before this
     /// rank; `slow` are cores that other processes use.
@@ -181,18 +181,16 @@ impl View {
     }
 }
 
-/// Orders cores so that those on physical cores of their own come first.
-fn physical_first(mut cores: Vec<Core>) -> Vec<Core> {
-    let mut threads = Vec::new();
-    let mut firsts: Vec<Core> = Vec::new();
-    for core in cores.drain(..) {
-        match firsts.iter().any(|first| first.physical == core.physical) {
-            true => threads.push(core),
-            false => firsts.push(core),
-        }
-    }
-    firsts.append(&mut threads);
-    firsts
+/// Orders cores by the number of hardware threads of the same physical core before them, so that
+/// the first threads of all physical cores come first.
+fn physical_first(cores: &[Core]) -> Vec<Core> {
+    let threads_before = |core: &Core| {
+        let before = cores.iter().take_while(|other| other.number != core.number);
+        before.filter(|other| other.physical == core.physical).count()
+    };
+    let mut ordered = cores.to_vec();
+    ordered.sort_by_key(threads_before);
+    ordered
 }
 
 fn set(cores: impl IntoIterator<Item = usize>) -> CpuSet {
@@ -323,7 +321,7 @@ mod tests {
 
     #[test]
     fn a_rank_binds_to_physical_cores_first() {
-        let numbers: Vec<_> = physical_first(eight()).iter().map(|core| core.number).collect();
+        let numbers: Vec<_> = physical_first(&eight()).iter().map(|core| core.number).collect();
         assert_eq!(numbers, [0, 2, 4, 6, 1, 3, 5, 7]);
     }
 
@@ -343,7 +341,8 @@ mod tests {
     #[test]
     fn a_bound_thread_stays_on_its_core() {
         let thread = std::thread::spawn(|| {
-            let allowed = physical_first(cores(&sched_getaffinity(None).unwrap()).collect());
+            let allowed =
+                physical_first(&cores(&sched_getaffinity(None).unwrap()).collect::<Vec<_>>());
             let mover = Mover::new(Bind::Core, 2);
             mover.bind(allowed.len() + 1);
             let expected = allowed[1 % allowed.len()].number;

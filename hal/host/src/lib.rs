@@ -11,7 +11,8 @@
 //! | park | polls for about the time of a wake-up, then a futex sleep on the rank's doorbell |
 //!
 //! The caller drives the engine: ops run inside `submit` and `completed`. The data path has no
-//! thread, and no system call except for the futex calls. One thread per process hands out
+//! thread. Its only system calls are those of a wait: `futex`, `sched_yield`, and calls that read
+//! and change the affinity mask for a move to another core. One thread per process hands out
 //! descriptors; it sleeps in `accept`.
 //!
 //! Left out on purpose: `process_vm_writev` and `pidfd_getfd` for memory of other processes, since

@@ -33,8 +33,8 @@ pub struct Options {
 /// there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bind {
-    /// A thread that finds other ranks on its core moves to a core with fewer, when it begins to
-    /// wait. Its affinity mask is unchanged afterwards.
+    /// A thread that begins to wait on the core of other ranks moves to a core with fewer ranks. Its
+    /// affinity mask is unchanged afterwards.
     #[default]
     Auto,
     /// The thread that creates the engines of a rank is bound to one core for good, each rank to
@@ -66,6 +66,7 @@ impl Default for Options {
 impl Options {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let refuse = |text: String| Err(Error::Argument(text));
+
         let Caps { slice_ops_max, piece_bytes_max, put_align_bytes, .. } = self.caps;
         if slice_ops_max == 0 || piece_bytes_max == 0 || put_align_bytes == 0 {
             return refuse(format!(
@@ -74,6 +75,7 @@ impl Options {
                 self.caps
             ));
         }
+
         if self.queue_ops < slice_ops_max {
             let queue_ops = self.queue_ops;
             return refuse(format!(

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use super::host::{Setting, build_open_mpi, open_mpi_version, settings};
+use super::host::{OpenMpi, Setting, settings};
 use super::median;
 use super::report::{self, Column, Goals, Machine, figure, size};
 use crate::workspace;
@@ -68,7 +68,7 @@ struct Sample {
 struct Programs<'a> {
     options: &'a Options,
     settings: Vec<Setting>,
-    open_mpi: PathBuf,
+    open_mpi: OpenMpi,
     peerlane: PathBuf,
 }
 
@@ -81,10 +81,9 @@ pub(super) fn run(options: &Options) -> Outcome {
     let programs = Programs {
         options,
         settings: settings(options.ranks, machine.cores).collect(),
-        open_mpi: build_open_mpi(root, &target.join("peers"), "openmpi_experts")?,
+        open_mpi: OpenMpi::build(root, &target.join("peers"), "openmpi_experts")?,
         peerlane: workspace::build_example(target, "peerlane-cli", "experts")?,
     };
-    let open_mpi = open_mpi_version()?;
 
     print!("{}", report::head(&columns()));
     let mut rows = Vec::new();
@@ -97,6 +96,7 @@ pub(super) fn run(options: &Options) -> Outcome {
     }
 
     let (row_bytes, rounds) = (options.row_bytes, options.rounds);
+    let open_mpi = programs.open_mpi.version;
     let record = Record { machine, open_mpi, row_bytes, rounds, rows };
     let goals = record.rows.iter().map(|row| (row.name(), row.goals()));
     report::save("experts", &record, &record.page(), goals)
@@ -134,17 +134,16 @@ impl Programs<'_> {
     }
 
     fn open_mpi(&self, launch: &str, tokens: usize, is_skewed: bool) -> Command {
-        let mut launcher = self.launcher(launch);
+        let mut launcher = self.open_mpi.launch(launch, self.options.ranks);
         let (row_bytes, skew) = (self.options.row_bytes, u8::from(is_skewed));
         let (iterations, warmup) = iterations(tokens);
-        launcher.arg(&self.open_mpi);
         launcher
             .args(format!("{tokens} {row_bytes} {skew} {iterations} {warmup}").split_whitespace());
         launcher
     }
 
     fn peerlane(&self, tokens: usize, is_skewed: bool) -> Command {
-        let mut launcher = self.launcher(UNBOUND);
+        let mut launcher = self.open_mpi.launcher(UNBOUND, self.options.ranks);
         let row_bytes = self.options.row_bytes;
         let (iterations, warmup) = iterations(tokens);
         let skew = if is_skewed { "--skew" } else { "" };
@@ -155,16 +154,6 @@ impl Programs<'_> {
              --iterations {iterations} --warmup {warmup} {skew}"
         );
         launcher.arg(&self.peerlane).args(options.split_whitespace());
-        launcher
-    }
-
-    /// Returns a command that starts the ranks of either side, without the program.
-    fn launcher(&self, launch: &str) -> Command {
-        let mut launcher = Command::new("mpirun");
-        // Containers run everything as root, which Open MPI refuses without these.
-        launcher.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        let ranks = self.options.ranks;
-        launcher.args(format!("--timeout 300 {launch} -n {ranks}").split_whitespace());
         launcher
     }
 }

@@ -215,9 +215,16 @@ pub(super) type Setting = (&'static str, bool, &'static str);
 struct Programs<'a> {
     options: &'a Options,
     collective: Collective,
-    open_mpi: PathBuf,
+    open_mpi: OpenMpi,
     mpich: Option<PathBuf>,
     peerlane: PathBuf,
+}
+
+/// A program that times Open MPI, with what launches it.
+pub(super) struct OpenMpi {
+    program: PathBuf,
+    launcher: String,
+    pub(super) version: String,
 }
 
 /// Where a measurement takes place.
@@ -244,11 +251,10 @@ fn measure(options: &Options, collective: Collective) -> Outcome {
     let programs = Programs {
         options,
         collective,
-        open_mpi: build_open_mpi(root, &folder, "mpi_collective")?,
+        open_mpi: OpenMpi::build(root, &folder, "mpi_collective")?,
         mpich: build_mpich(root, &folder)?,
         peerlane: workspace::build_program(target, true)?,
     };
-    let open_mpi = open_mpi_version()?;
     let machine = Machine::ask()?;
     let ranks = match options.ranks.as_slice() {
         [] => [1, 2, 4].map(|factor| factor * machine.cores).to_vec(),
@@ -275,7 +281,8 @@ fn measure(options: &Options, collective: Collective) -> Outcome {
     }
 
     let mpich = programs.mpich.as_ref().map(|_| mpich_version()).transpose()?;
-    let record = Record { collective, machine, open_mpi, mpich, rounds: options.rounds, rows };
+    let (open_mpi, rounds) = (programs.open_mpi.version, options.rounds);
+    let record = Record { collective, machine, open_mpi, mpich, rounds, rows };
     let goals = record.rows.iter().map(|row| (row.name(), row.goals()));
     report::save(&collective.page().1, &record, &record.page(), goals)
 }
@@ -287,28 +294,45 @@ fn tool(name: &str, library: &str) -> String {
     if process::answers(Command::new(&own).arg("--version")) { own } else { name.to_owned() }
 }
 
-/// Returns the version of Open MPI.
-pub(super) fn open_mpi_version() -> Outcome<String> {
-    let printed = process::output(Command::new(tool("mpirun", "openmpi")).arg("--version"))?;
-    let version = printed.lines().next().and_then(|line| line.rsplit(' ').next());
-    Ok(version.unwrap_or_default().to_owned())
-}
-
 fn mpich_version() -> Outcome<String> {
     let printed = process::output(Command::new("mpirun.mpich").arg("--version"))?;
     let version = printed.lines().find_map(|line| line.trim().strip_prefix("Version:"));
     Ok(version.unwrap_or_default().trim().to_owned())
 }
 
-/// Compiles a program that times Open MPI, of which xtask/peers has the source.
-pub(super) fn build_open_mpi(root: &Path, folder: &Path, name: &str) -> Outcome<PathBuf> {
-    for tool in ["mpicc", "mpirun"].map(|name| tool(name, "openmpi")) {
-        if !process::answers(Command::new(&tool).arg("--version")) {
-            let hint = "apt install openmpi-bin libopenmpi-dev";
-            return Err(format!("{tool} is missing; {hint}").into());
+impl OpenMpi {
+    /// Compiles a program that times Open MPI, of which xtask/peers has the source.
+    pub(super) fn build(root: &Path, folder: &Path, name: &str) -> Outcome<Self> {
+        let [compiler, launcher] = ["mpicc", "mpirun"].map(|name| tool(name, "openmpi"));
+        for tool in [&compiler, &launcher] {
+            if !process::answers(Command::new(tool).arg("--version")) {
+                let hint = "apt install openmpi-bin libopenmpi-dev";
+                return Err(format!("{tool} is missing; {hint}").into());
+            }
         }
+        let program = build(&compiler, root, &folder.join("openmpi"), name)?;
+
+        let printed = process::output(Command::new(&launcher).arg("--version"))?;
+        let version = printed.lines().next().and_then(|line| line.rsplit(' ').next());
+        let version = version.unwrap_or_default().to_owned();
+        Ok(Self { program, launcher, version })
     }
-    build(&tool("mpicc", "openmpi"), root, &folder.join("openmpi"), name)
+
+    /// Returns a command that starts ranks, without their program.
+    pub(super) fn launcher(&self, options: &str, ranks: usize) -> Command {
+        let mut launcher = Command::new(&self.launcher);
+        // Containers run everything as root, which Open MPI refuses without these.
+        launcher.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        launcher.args(format!("--timeout 300 {options} -n {ranks}").split_whitespace());
+        launcher
+    }
+
+    /// Returns a command that starts ranks of the program, without its arguments.
+    pub(super) fn launch(&self, options: &str, ranks: usize) -> Command {
+        let mut launcher = self.launcher(options, ranks);
+        launcher.arg(&self.program);
+        launcher
+    }
 }
 
 /// Compiles the program for MPICH, if it is installed.
@@ -362,8 +386,8 @@ impl Programs<'_> {
         let _running = load.begin()?;
         for _ in 0..self.options.rounds {
             for (samples, (.., options)) in open_mpi.iter_mut().zip(settings) {
-                let command = self.open_mpi(options, ranks, total_bytes, iterations);
-                samples.push(sample(command)?);
+                let launch = self.open_mpi.launch(options, ranks);
+                samples.push(sample(self.arguments(launch, total_bytes, iterations))?);
             }
             // Its ranks spin, so each needs a core.
             if let Some(program) = self.mpich.as_ref().filter(|_| has_cores) {
@@ -400,15 +424,6 @@ impl Programs<'_> {
             }
         };
         Ok(self.options.binds.iter().zip(&peerlane).map(row).collect())
-    }
-
-    fn open_mpi(&self, options: &str, ranks: usize, bytes: u64, iterations: u32) -> Command {
-        let mut launcher = Command::new(tool("mpirun", "openmpi"));
-        // Containers run everything as root, which Open MPI refuses without these.
-        launcher.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
-        launcher.args(format!("--timeout 300 {options} -n {ranks}").split_whitespace());
-        launcher.arg(&self.open_mpi);
-        self.arguments(launcher, bytes, iterations)
     }
 
     /// Adds the arguments of the programs of MPI.

@@ -50,7 +50,7 @@ impl Execution {
 
     /// Makes the next start of the executor, whose lock the caller holds, and returns its epoch.
     ///
-    /// Without a deadline, the caller polls the start for a moment and sets its deadline then.
+    /// Without a deadline, the caller polls the start a few times and then sets its deadline.
     pub(super) fn begin(&self, executor: &mut Executor, deadline: Option<Deadline>) -> u64 {
         let epoch = executor.start();
         if self.tracker.due().is_none() {
@@ -59,9 +59,19 @@ impl Execution {
 
         match deadline {
             Some(deadline) => self.tracker.open(epoch, deadline),
-            None => self.tracker.open_for_a_moment(epoch),
+            None => self.tracker.open_before_polls(epoch),
         }
         epoch
+    }
+
+    /// Submits what the executor can submit, and marks as complete what its engines have completed.
+    /// Returns whether it made progress, and how many starts are complete.
+    ///
+    /// # Errors
+    /// Those of the engines and of [`close_done`](Self::close_done).
+    pub(super) fn advance(&self, executor: &mut Executor) -> Result<(bool, u64), Error> {
+        let has_progressed = executor.drive()?;
+        Ok((has_progressed, self.close_done(executor)?))
     }
 
     /// Marks the starts as complete that the executor has completed, and returns how many that are.
@@ -137,15 +147,12 @@ impl Work for Execution {
 
     fn drive(&self) -> Result<Driven, AbortRecord> {
         let Some(mut executor) = self.free_executor() else { return Ok(Driven::default()) };
-        let driven = executor.drive().and_then(|has_progressed| {
-            let done = self.close_done(&executor)?;
-            Ok(Driven { has_progressed, is_open: done < executor.started() })
-        });
+        let (advanced, started) = (self.advance(&mut executor), executor.started());
         drop(executor);
 
-        let driven = driven.map_err(|error| self.broken(&error))?;
+        let (has_progressed, done) = advanced.map_err(|error| self.broken(&error))?;
         self.tracker.tell_complete();
-        Ok(driven)
+        Ok(Driven { has_progressed, is_open: done < started })
     }
 
     fn waits(&self) -> Vec<Rank> {
@@ -169,9 +176,9 @@ impl Work for Execution {
         if let Some(mut executor) = self.free_executor()
             && (self.tracker.is_on_stream() || !executor.is_polled())
         {
-            let driven = executor.drive().and_then(|_| self.close_done(&executor));
+            let advanced = self.advance(&mut executor);
             drop(executor);
-            if let Err(error) = driven {
+            if let Err(error) = advanced {
                 return Some(Overdue::Broken(self.broken(&error)));
             }
             has_looked = self.tracker.is_on_stream();

@@ -11,7 +11,7 @@
 //! | `plan.rs` | the plan of this rank and its proof |
 //! | `memory.rs` | the caller's buffers, windows and blocks of the heap |
 //! | `prepare.rs`, `report.rs` | the agreement between ranks, the executor and the report |
-//! | `prepared.rs`, `moment.rs` | the handle of a prepared plan: start, poll, wait |
+//! | `prepared.rs`, `first_polls.rs` | the handle of a prepared plan: start, poll, wait |
 //! | `started.rs` | the handles of starts that are not complete |
 //! | `lease.rs` | the handle of a start on a stream |
 //! | `resize.rs` | lengths and places of single starts |
@@ -30,11 +30,11 @@ mod choice;
 mod constructors;
 mod counts;
 mod execution;
+mod first_polls;
 mod fused;
 mod lease;
 mod lens;
 mod memory;
-mod moment;
 mod plan;
 mod prepare;
 mod prepared;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::execution::Execution;
-use super::moment::Moment;
+use super::first_polls::FirstPolls;
 use crate::error::Error;
 use crate::group::call::Patience;
 use crate::group::eager::{EagerPolls, Look, Next};
@@ -36,7 +36,7 @@ pub(super) struct Prepared {
     park_misses_events: bool,
     /// Whether flags are compared that the host cannot read directly.
     checks_starts: bool,
-    moment: Moment,
+    first_polls: FirstPolls,
     /// The blocks of the heap, which are dropped after the last start.
     allocation: SharedAllocation,
 }
@@ -104,8 +104,8 @@ impl Prepared {
         let (life, open) = (Arc::clone(&runtime.life), Arc::clone(runtime.driver.open_count()));
         let execution = Arc::new(Execution::new(Arc::new(tracker), executor, life, open));
         runtime.add_work(Arc::clone(&execution) as _, queues);
-        let moment = Moment::default();
-        Self { execution, runtime, park_misses_events, checks_starts, moment, allocation }
+        let first_polls = FirstPolls::default();
+        Self { execution, runtime, park_misses_events, checks_starts, first_polls, allocation }
     }
 
     fn executor(&self) -> MutexGuard<'_, Executor> {
@@ -223,11 +223,11 @@ impl Prepared {
         Ok(epoch)
     }
 
-    /// Makes a start and polls it for a moment, in which a small one completes. Returns its number,
-    /// and its deadline if it is not complete.
+    /// Makes a start and polls it a few times, in which a small start completes. Returns its
+    /// number, and its deadline if it is not complete.
     ///
-    /// In this moment there is one lock of the executor and no look at the clock, which take as
-    /// long as the way of a flag from one processor to another.
+    /// Until then, it locks the executor once and does not read the clock. Locks and clock readings
+    /// of every poll would take as long as a flag takes from one processor to another.
     pub(super) fn run(&mut self, timeout: Duration) -> Result<(u64, Option<Deadline>), Error> {
         self.runtime.life.check()?;
         self.tracker().mark_on_host();
@@ -237,23 +237,18 @@ impl Prepared {
         self.runtime.note_start(false, timeout);
 
         // A poll of other engines is a call of a driver.
-        let polls = if executor.is_polled() { self.moment.polls() } else { 1 };
+        let polls = if executor.is_polled() { self.first_polls.polls() } else { 1 };
         let (mut done, mut polled) = (Ok(0), 0);
         while polled < polls && done.as_ref().is_ok_and(|done| *done < epoch) {
-            done = executor.drive().and_then(|_| self.execution.close_done(&executor));
+            done = self.execution.advance(&mut executor).map(|(_, done)| done);
             polled += 1;
             std::hint::spin_loop();
         }
         drop(executor);
 
-        self.tracker().tell_complete();
-        let done = done.or_else(|error| {
-            self.runtime.life.raise(self.execution.broken(&error));
-            self.fail()
-        })?;
-
+        let done = self.finish_drive(done)?;
         let is_complete = self.has_completed(done, epoch)?;
-        self.moment.note_end(is_complete.then_some(polled));
+        self.first_polls.note_end(is_complete.then_some(polled));
         if is_complete {
             return Ok((epoch, None));
         }
@@ -345,9 +340,7 @@ impl Prepared {
         executor.submit().map_err(StartFailure::Broken)?;
 
         while !executor.is_submitted() {
-            executor.drive().map_err(StartFailure::Broken)?;
-            let closed = self.execution.close_done(executor);
-            closed.map_err(StartFailure::Broken)?;
+            self.execution.advance(executor).map_err(StartFailure::Broken)?;
 
             if executor.is_submitted() {
                 break;
@@ -591,14 +584,14 @@ impl Prepared {
     }
 
     fn drive(&self) -> Result<Progress, Error> {
-        let driven = {
-            let mut executor = self.executor();
-            executor.drive().and_then(|progressed| {
-                let done = self.execution.close_done(&executor)?;
-                Ok(Progress { done, progressed })
-            })
-        };
+        let advanced = self.execution.advance(&mut self.executor());
+        let (progressed, done) = self.finish_drive(advanced)?;
+        Ok(Progress { done, progressed })
+    }
 
+    /// Tells the caller of the operation what is complete, and ends the group if the engines have
+    /// failed. The executor must not be locked.
+    fn finish_drive<R>(&self, driven: Result<R, Error>) -> Result<R, Error> {
         self.tracker().tell_complete();
         driven.or_else(|error| {
             self.runtime.life.raise(self.execution.broken(&error));

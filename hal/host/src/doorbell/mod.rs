@@ -43,12 +43,14 @@ pub(crate) struct Doorbell(Arc<Registration>);
 #[repr(C)]
 struct DoorbellWords {
     wakes: AtomicU32,
-    /// The core on which the rank ran last, which is only a hint for the order of wake-ups.
+    /// The core on which the rank ran last. It is a hint, since the scheduler may have moved the
+    /// rank.
     core: AtomicU32,
-    /// The number of long copies that the rank has begun and ended, which is odd during one.
+    /// Counts the begins and ends of long copies of the rank, so that it is odd during a copy.
     long_copies: AtomicU32,
-    /// The core that another process took from the rank last, in the upper 16 bits, and the time in
-    /// milliseconds of the monotonic clock until which ranks keep away from it.
+    /// The core on which another process delayed the rank last (upper 16 bits), and the time at
+    /// which ranks use this core as any other again (lower 48 bits, in milliseconds of the
+    /// monotonic clock).
     slow_core: AtomicU64,
     /// The time of the last wake-up, in nanoseconds of the monotonic clock.
     woken_at_ns: AtomicU64,
@@ -77,8 +79,7 @@ impl Doorbell {
         self.words().core.load(Ordering::Relaxed)
     }
 
-    fn publish_core(&self) {
-        let core = this_core();
+    fn publish_core(&self, core: u32) {
         // A store would take the cache line from the peers that read it.
         if self.core() != core {
             self.words().core.store(core, Ordering::Relaxed);
@@ -95,7 +96,7 @@ impl Doorbell {
         self.words().slow_core.store(word, Ordering::Relaxed);
     }
 
-    /// Returns the core that another process took from the rank a moment ago.
+    /// Returns the core on which another process has delayed the rank a short time ago.
     fn slow_core(&self) -> Option<u32> {
         let word = self.words().slow_core.load(Ordering::Relaxed);
         let is_recent = word != 0 && now_ms() < word & SLOW_END_MASK;
@@ -107,7 +108,7 @@ impl Doorbell {
     }
 
     fn announce(&self) -> u32 {
-        self.publish_core();
+        self.publish_core(this_core());
         word::announce(self.word())
     }
 
@@ -218,7 +219,7 @@ impl DoorbellParker {
         patience: Arc<Patience>,
     ) -> Self {
         // This also runs the first query of the core here, which costs a system call once.
-        doorbell.publish_core();
+        doorbell.publish_core(this_core());
         Self { parker: Parker::new(doorbell), spin, neighbours, patience, announced: 0 }
     }
 
@@ -233,11 +234,7 @@ impl DoorbellParker {
     /// Executes one step of a park, which is to poll, to announce the sleep, or to sleep. The
     /// caller must check its flags between two calls, so that no change is missed.
     pub(crate) fn park(&mut self, limit: Duration) {
-        if !self.parker.is_idle() {
-            self.begin();
-        }
-        let core = this_core();
-        let state = self.neighbours.state(core);
+        let (core, state) = if self.parker.is_idle() { self.look() } else { self.begin() };
         let spin = match state {
             Neighbours::Awake if self.doorbell().slow_core() == Some(core) => Duration::ZERO,
             _ => self.spin.unwrap_or_else(|| self.patience.spin()),
@@ -256,22 +253,32 @@ impl DoorbellParker {
         }
     }
 
-    /// Begins a wait: publishes the core of this thread, and moves to a better one.
-    fn begin(&mut self) {
-        let (doorbell, core) = (self.doorbell(), this_core());
-        doorbell.publish_core();
+    /// Returns the core of this thread, and what the other ranks of this core do.
+    fn look(&self) -> (u32, Neighbours) {
+        let core = this_core();
+        (core, self.neighbours.state(core))
+    }
 
-        let is_crowded = self.neighbours.state(core) != Neighbours::None;
+    /// Begins a wait: publishes the core of this thread, or moves the thread to a better core.
+    /// Returns what [`look`](Self::look) returns.
+    fn begin(&self) -> (u32, Neighbours) {
+        let (doorbell, looked) = (self.doorbell(), self.look());
+        let (core, state) = looked;
+        doorbell.publish_core(core);
+
         let is_slow = || self.neighbours.slow_cores(doorbell).any(|slow| slow == core);
-        if !is_crowded && !is_slow() {
-            return;
+        if state == Neighbours::None && !is_slow() {
+            return looked;
         }
 
         // Another thread of this rank may be looking.
-        let Ok(mut mover) = self.patience.mover.try_lock() else { return };
-        if mover.spread(core, self.neighbours.cores(), self.neighbours.slow_cores(doorbell)) {
-            doorbell.publish_core();
+        let Ok(mut mover) = self.patience.mover.try_lock() else { return looked };
+        if !mover.spread(core, self.neighbours.cores(), self.neighbours.slow_cores(doorbell)) {
+            return looked;
         }
+        let moved = self.look();
+        doorbell.publish_core(moved.0);
+        moved
     }
 
     /// Yields the core, and notes how long that took.
@@ -343,7 +350,7 @@ impl CoreNeighbours {
         doorbells.map(|(index, doorbell)| (doorbell.core(), index < self.position))
     }
 
-    /// Returns the cores that another process took from one of the ranks a moment ago.
+    /// Returns the cores on which other processes have delayed ranks a short time ago.
     fn slow_cores(&self, me: &Doorbell) -> impl Iterator<Item = u32> {
         let own = me.slow_core();
         self.doorbells.iter().filter_map(|doorbell| doorbell.slow_core()).chain(own)

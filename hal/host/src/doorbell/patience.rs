@@ -48,9 +48,9 @@ impl Patience {
 
     /// Returns how long a rank polls before it sleeps.
     ///
-    /// A rank that polls for about as long as a sleep would cost takes at most a small multiple of
-    /// the time of the best choice, however long the wait is. On an idle core this is the time to
-    /// leave a sleep state; beside a process that computes it is a time slice.
+    /// Polling for about as long as a wake-up takes costs at most a small multiple of the better of
+    /// the two choices, to poll on or to sleep at once. On an idle core a wake-up takes the time to
+    /// leave a sleep state, and beside a process that computes a time slice.
     pub(super) fn spin(&self) -> Duration {
         let wakeup = Duration::from_nanos(self.wakeup_ns.load(Ordering::Relaxed));
         (wakeup * 2).clamp(SPIN_MIN, SPIN_MAX)

@@ -1,25 +1,25 @@
-//! Decides for how many polls a thread does nothing but poll the start that it has just made.
+//! Decides how often a thread polls a start that it has just made before it reads the clock.
 
 /// The number of polls, which take about half a microsecond.
 const POLLS: u32 = 16;
-/// So many more misses than hits show that the next starts will miss too.
+/// After this number of misses, the next starts are polled once.
 const MISSES_MANY: u32 = 4;
-/// A larger number of misses is forgotten, so that hits soon count again.
+/// More misses are not counted, so that two hits are enough to poll as often as before.
 const MISSES_MAX: u32 = 8;
-/// After many misses, one of so many starts tries again.
+/// After many misses, one start of this number is polled as often as before.
 const STARTS_PER_TRIAL: u32 = 64;
 
-/// The polls of the next start, by whether the last ones completed in theirs.
+/// Chooses the number of first polls of a start by whether the last starts completed in theirs.
 ///
 /// Small starts of ranks with a core each complete. Large ones do not, and those of ranks that
 /// share a core do not either: the polls would only keep the other rank from running.
 #[derive(Debug, Default)]
-pub(super) struct Moment {
+pub(super) struct FirstPolls {
     misses: u32,
     starts: u32,
 }
 
-impl Moment {
+impl FirstPolls {
     /// Returns the number of polls of the next start.
     pub(super) fn polls(&mut self) -> u32 {
         self.starts = self.starts.wrapping_add(1);
@@ -44,11 +44,11 @@ mod tests {
 
     #[test]
     fn starts_that_take_long_are_polled_once_except_for_a_trial() {
-        let mut moment = Moment::default();
+        let mut first_polls = FirstPolls::default();
         let mut polled = |starts: u32, note: Option<u32>| {
             let polls = (0..starts).map(|_| {
-                let polls = moment.polls();
-                moment.note_end(note);
+                let polls = first_polls.polls();
+                first_polls.note_end(note);
                 polls
             });
             polls.filter(|polls| *polls == POLLS).count()
