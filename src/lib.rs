@@ -56,10 +56,10 @@ pub use open::{Backend, OpenOptions, from_env};
 pub use peerlane_collectives::element::{DType, Element, Operator, Untyped};
 pub use peerlane_collectives::error::Error;
 pub use peerlane_collectives::group::{
-    AllToAllV, BlockLens, Buffer, Channel, ChannelEvent, CopyRange, Destination, Group, GroupEnd,
-    GroupOptions, Lease, Matrix, MemoryRange, MessageTicket, Notification, Operation,
-    OperationDescription, OutputPart, OwnedStart, Part, Selection, SendCounts, Started, Unreleased,
-    UntypedOperation, Window,
+    AllToAllV, Arrival, BesideStart, BlockChunk, BlockLens, BlockPart, Buffer, Channel,
+    ChannelEvent, CopyRange, Destination, Group, GroupEnd, GroupOptions, Lease, Matrix,
+    MemoryRange, MessageTicket, Notification, Operation, OperationDescription, OutputPart,
+    OwnedStart, Part, Selection, SendCounts, Started, Unreleased, UntypedOperation, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
 pub use peerlane_collectives::{

@@ -12,8 +12,8 @@ use crate::command::{
 };
 use crate::dynamic_error::{DynError, WrongType, wrong_type};
 use crate::engine::{
-    At, Caps, CaptureState, CopyEngine, Flag, FusedEngine, FusedOps, FusedStarts, Op, Reducer,
-    Rows, StreamOrdered, Ticket,
+    At, Caps, CaptureState, CopyEngine, Flag, FusedEngine, FusedOps, FusedStarts, Mark, Op,
+    Reducer, Rows, StreamOrdered, Ticket,
 };
 use crate::error::{Error, ErrorKind};
 use crate::fused::{Launch, ProgressReader};
@@ -758,6 +758,18 @@ unsafe impl<E: CopyEngine> StreamOrdered for TypedEngine<E> {
 
     fn fork(&mut self, from: &dyn Any) -> Result<(), DynError> {
         self.stream_order()?.fork(from).map_err(DynError::new)
+    }
+
+    fn fork_beside(&mut self, from: &dyn Any) -> Result<(), DynError> {
+        self.stream_order()?.fork_beside(from).map_err(DynError::new)
+    }
+
+    fn mark(&mut self) -> Result<Mark, DynError> {
+        self.stream_order()?.mark().map_err(DynError::new)
+    }
+
+    fn order_after(&mut self, mark: Mark, into: &dyn Any) -> Result<(), DynError> {
+        self.stream_order()?.order_after(mark, into).map_err(DynError::new)
     }
 
     fn join(&mut self, into: &dyn Any) -> Result<(), DynError> {

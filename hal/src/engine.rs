@@ -566,6 +566,23 @@ impl CaptureState {
     }
 }
 
+/// Identifies a place in the work of an engine, for streams that go on from there.
+///
+/// [`StreamOrdered::mark`] returns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// The place behind the submission of this ticket, which has run or will run.
+    Submitted(Ticket),
+    /// A place in a graph that is being captured, with the number of the capture's fork and the
+    /// number of the mark since then.
+    Captured {
+        /// The number of the fork by which the engine became part of the capture.
+        fork: u64,
+        /// The number of the mark, counted from 0 since that fork.
+        index: usize,
+    },
+}
+
 /// Orders the work of an engine before and after the work on a stream of the caller.
 ///
 /// A stream is a reference to the [stream type](Stream) of the backend.
@@ -573,6 +590,8 @@ impl CaptureState {
 /// # Safety
 /// Between [`fork`](Self::fork) and [`join`](Self::join), the engine's work follows the work that
 /// the caller enqueued on the stream before, and the caller's later work follows the engine's.
+/// After [`fork_beside`](Self::fork_beside), only work of the streams that
+/// [`order_after`](Self::order_after) and [`join`](Self::join) name follows the engine's.
 pub unsafe trait StreamOrdered {
     /// The error type of the backend.
     type Error: Error;
@@ -599,6 +618,35 @@ pub unsafe trait StreamOrdered {
     /// error of the vendor's call; the error that poisoned the engine. The engine is then not
     /// forked.
     fn fork(&mut self, from: &dyn Any) -> Result<(), Self::Error>;
+
+    /// Orders later submissions to the engine after the work that is already on the stream `from`,
+    /// and leaves the stream to the caller.
+    ///
+    /// The engine enqueues its work on streams of its own, so the caller may enqueue work on `from`
+    /// that runs at the same time. Until the [`join`](Self::join), it can be called again, for this
+    /// stream or another one: submissions follow the work that each of them held at the last call.
+    /// While `from` captures, submissions become part of the same graph, as after
+    /// [`fork`](Self::fork), and the join must be to a stream of that capture.
+    ///
+    /// # Errors
+    /// As [`fork`](Self::fork). It is [`InvalidArgument`](crate::ErrorKind::InvalidArgument) too if
+    /// the engine is part of a capture, and `from` is not part of the same one.
+    fn fork_beside(&mut self, from: &dyn Any) -> Result<(), Self::Error>;
+
+    /// Returns the place behind everything that was submitted so far.
+    ///
+    /// # Errors
+    /// The error of the vendor's call, or the error that poisoned the engine.
+    fn mark(&mut self) -> Result<Mark, Self::Error>;
+
+    /// Orders later work on the stream `into` after what was submitted before the mark, and not
+    /// after what was submitted later.
+    ///
+    /// # Errors
+    /// As [`fork`](Self::fork). [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a mark
+    /// of a capture that the engine is not part of any more, and for a stream that captures if the
+    /// mark is not of its capture.
+    fn order_after(&mut self, mark: Mark, into: &dyn Any) -> Result<(), Self::Error>;
 
     /// Orders later work on the stream `into` after the engine's submissions since the fork, and
     /// ends the fork.

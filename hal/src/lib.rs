@@ -48,8 +48,8 @@ pub use dynamic_engine::{BoundRegions, DynEngine};
 pub use dynamic_error::DynError;
 pub use element::{DType, ElementKind, UnknownName};
 pub use engine::{
-    At, Caps, CaptureState, CopyEngine, Flag, FusedEngine, FusedOps, FusedStarts, Op, Reducer,
-    Rows, SharedQueues, Stream, StreamOrdered, Ticket, stream_of,
+    At, Caps, CaptureState, CopyEngine, Flag, FusedEngine, FusedOps, FusedStarts, Mark, Op,
+    Reducer, Rows, SharedQueues, Stream, StreamOrdered, Ticket, stream_of,
 };
 pub use error::{Error, ErrorKind};
 pub use fabric::{EngineOffer, EngineRequirements, Fabric, Link, LinkKind, Priority};

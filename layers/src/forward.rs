@@ -80,6 +80,28 @@ macro_rules! forward_streams {
                 streams.fork(from).map_err($crate::Error::Inner)
             }
 
+            fn fork_beside(&mut self, from: &dyn std::any::Any) -> Result<(), Self::Error> {
+                $(self.$before()?;)?
+                let streams = self.engine.streams().expect("the engine has streams");
+                streams.fork_beside(from).map_err($crate::Error::Inner)
+            }
+
+            fn mark(&mut self) -> Result<peerlane_hal::Mark, Self::Error> {
+                $(self.$before()?;)?
+                let streams = self.engine.streams().expect("the engine has streams");
+                streams.mark().map_err($crate::Error::Inner)
+            }
+
+            fn order_after(
+                &mut self,
+                mark: peerlane_hal::Mark,
+                into: &dyn std::any::Any,
+            ) -> Result<(), Self::Error> {
+                $(self.$before()?;)?
+                let streams = self.engine.streams().expect("the engine has streams");
+                streams.order_after(mark, into).map_err($crate::Error::Inner)
+            }
+
             fn join(&mut self, into: &dyn std::any::Any) -> Result<(), Self::Error> {
                 $(self.$before()?;)?
                 let streams = self.engine.streams().expect("the engine has streams");

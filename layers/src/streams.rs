@@ -10,14 +10,14 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{
     At, Caps, CaptureState, CopyEngine, EngineOffer, EngineRequirements, Error as _, ErrorKind,
-    Fabric, Flag, Op, Reducer, StreamOrdered, Ticket, stream_of,
+    Fabric, Flag, Mark, Op, Reducer, StreamOrdered, Ticket, stream_of,
 };
 
 use crate::hold::{self, HoldFlags};
@@ -81,6 +81,10 @@ pub struct Streams<F: Fabric> {
     slices_max: usize,
     own: Stream,
     forked: Option<Stream>,
+    /// The number of the last fork beside a stream that captures, and how many marks it has.
+    captured: Option<u64>,
+    forks: u64,
+    marks: usize,
     last: Ticket,
 }
 
@@ -293,8 +297,21 @@ impl<F: Fabric + 'static> Streams<F> {
             slices_max,
             own: Stream::new(),
             forked: None,
+            captured: None,
+            forks: 0,
+            marks: 0,
             last: Ticket::NONE,
         })
+    }
+
+    /// Has a stream wait for a slice.
+    fn block_after(&self, into: &Stream, ticket: Ticket) {
+        let shared = Arc::clone(&self.shared);
+        into.run(move || {
+            shared.block_until(|engines| {
+                Ok(engines.engine.completed().map_err(Error::Inner)? >= ticket)
+            });
+        });
     }
 
     /// Records a job that submits a slice to the replayer and blocks the stream until the slice is
@@ -457,21 +474,84 @@ unsafe impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
         Ok(())
     }
 
-    fn join(&mut self, into: &dyn Any) -> Result<(), Self::Error> {
-        let forked = self.forked.take();
-        let into = layer_stream::<F>(into)?;
-        // The jobs of one stream run in order anyway.
-        if forked.is_some_and(|forked| forked.is_same_stream(into)) {
+    /// Has the own stream wait for a job of `from`. In a capture, the jobs of the engine go onto
+    /// `from`, because a captured graph is one sequence of jobs here.
+    fn fork_beside(&mut self, from: &dyn Any) -> Result<(), Self::Error> {
+        let from = layer_stream::<F>(from)?;
+        let is_same = self.forked.as_ref().is_some_and(|forked| forked.is_same_stream(from));
+        if self.captured.is_some() && !is_same {
+            let text = "the engine is part of a capture that the stream is not part of";
+            return Err(Error::layer(ErrorKind::InvalidArgument, text));
+        }
+
+        if from.capture_state().is_capturing() {
+            if self.captured.is_none() {
+                (self.forks, self.marks) = (self.forks + 1, 0);
+                self.captured = Some(self.forks);
+            }
+            self.forked = Some(from.clone());
             return Ok(());
         }
 
+        self.forked = None;
+        let reached = Arc::new(AtomicBool::new(false));
+        let reach = Arc::clone(&reached);
+        from.run(move || reach.store(true, Ordering::Release));
         let shared = Arc::clone(&self.shared);
-        let last = self.last;
-        into.run(move || {
-            shared.block_until(|engines| {
-                Ok(engines.engine.completed().map_err(Error::Inner)? >= last)
-            });
+        self.own.run(move || {
+            shared.block_until(|engines| Ok(reached.load(Ordering::Acquire) || engines.dropped));
         });
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<Mark, Self::Error> {
+        let Some(fork) = self.captured else { return Ok(Mark::Submitted(self.last)) };
+        self.marks += 1;
+        Ok(Mark::Captured { fork, index: self.marks - 1 })
+    }
+
+    fn order_after(&mut self, mark: Mark, into: &dyn Any) -> Result<(), Self::Error> {
+        let into = layer_stream::<F>(into)?;
+        match mark {
+            Mark::Submitted(ticket) => {
+                self.block_after(into, ticket);
+                Ok(())
+            }
+            // What the mark is behind is on that stream already.
+            Mark::Captured { fork, .. }
+                if self.captured == Some(fork)
+                    && self.forked.as_ref().is_some_and(|own| own.is_same_stream(into)) =>
+            {
+                Ok(())
+            }
+            Mark::Captured { .. } => {
+                let text = "the mark is of a capture that the engine or the stream is not part of";
+                Err(Error::layer(ErrorKind::InvalidArgument, text))
+            }
+        }
+    }
+
+    fn join(&mut self, into: &dyn Any) -> Result<(), Self::Error> {
+        let forked = self.forked.take();
+        self.captured = None;
+        let into = layer_stream::<F>(into)?;
+        // The jobs of one stream run in order anyway.
+        if forked.as_ref().is_some_and(|forked| forked.is_same_stream(into)) {
+            return Ok(());
+        }
+
+        // Its own stream may hold waits for other streams behind the last slice.
+        if forked.is_none() {
+            let reached = Arc::new(AtomicBool::new(false));
+            let reach = Arc::clone(&reached);
+            self.own.run(move || reach.store(true, Ordering::Release));
+            let shared = Arc::clone(&self.shared);
+            into.run(move || {
+                shared
+                    .block_until(|engines| Ok(reached.load(Ordering::Acquire) || engines.dropped));
+            });
+        }
+        self.block_after(into, self.last);
         Ok(())
     }
 

@@ -115,9 +115,9 @@ pub use life::GroupState;
 use life::{Close, Closed};
 use operation::Proofs;
 pub use operation::{
-    AllToAllV, AllToAllVBuilder, BlockLens, Destination, Lease, Matrix, Operation,
-    OperationBuilder, OperationDescription, OutputPart, OwnedStart, Part, SendCounts, Started,
-    UntypedOperation,
+    AllToAllV, AllToAllVBuilder, Arrival, BesideStart, BlockChunk, BlockLens, BlockPart,
+    Destination, Lease, Matrix, Operation, OperationBuilder, OperationDescription, OutputPart,
+    OwnedStart, Part, SendCounts, Started, UntypedOperation,
 };
 pub use options::GroupOptions;
 pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};

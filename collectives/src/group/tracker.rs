@@ -13,7 +13,7 @@ use crate::group::call::{Call, Patience};
 use crate::group::control::SizedStart;
 use crate::group::event::Event;
 use crate::group::start_part::{PeerLens, StartPart};
-use crate::plan::Tier;
+use crate::plan::{Cell, Tier};
 use crate::run::buffers::{CROSS_TIER_FLAGS, FlagState, OperationBuffers, Start, TierBuffers};
 use crate::run::program::{AwaitedFlag, FlagWriters};
 
@@ -73,6 +73,10 @@ pub(super) struct StartTracker {
     /// The last start that the caller knows to be complete.
     finished: AtomicU64,
     event: Event,
+    /// The chunks of the input that the newest start needs and the caller has not let depart.
+    missing_parts: Mutex<Vec<Cell>>,
+    /// Whether the caller awaits the arrival of chunks.
+    awaits_arrivals: AtomicBool,
     /// The lengths and places of the newest start, if starts can have their own.
     part: Option<PartCell>,
     fused: Option<FusedStart>,
@@ -221,6 +225,8 @@ impl StartTracker {
             outlasting: AtomicU64::new(0),
             finished: AtomicU64::new(0),
             event: Event::default(),
+            missing_parts: Mutex::default(),
+            awaits_arrivals: AtomicBool::new(false),
             part,
             fused: None,
         }
@@ -332,6 +338,39 @@ impl StartTracker {
     pub(super) fn opened_of(&self, operation: &str, number: u64) -> Option<u64> {
         let is_same = self.number == number && self.operation == operation;
         is_same.then(|| self.opened.load(Ordering::Acquire))
+    }
+
+    /// Sets the chunks of the input that the newest start needs and the caller has not let depart.
+    pub(super) fn set_missing_parts(&self, parts: Vec<Cell>) {
+        *self.missing_parts.lock().unwrap_or_else(PoisonError::into_inner) = parts;
+    }
+
+    /// Returns whether the newest start waits for its caller.
+    pub(super) fn misses_parts(&self) -> bool {
+        !self.missing_parts.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Returns the first of these chunks with its start, as the words after "rank 1".
+    pub(super) fn missing_in_words(&self) -> Option<String> {
+        let parts = self.missing_parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let Cell { block, chunk } = *parts.first()?;
+        let start = self.epoch();
+        Some(format!(
+            "has not let chunk {chunk} of block {block} depart in start {start} of {}",
+            self.operation
+        ))
+    }
+
+    /// Has the caller be told of progress too, because it awaits the arrival of a chunk.
+    pub(super) fn await_arrivals(&self) {
+        self.awaits_arrivals.store(true, Ordering::SeqCst);
+    }
+
+    /// Tells the caller of an observed start that a chunk may have arrived, if it awaits one.
+    pub(super) fn tell_progress(&self) {
+        if self.awaits_arrivals.load(Ordering::SeqCst) {
+            self.tell();
+        }
     }
 
     pub(super) fn event(&self) -> &Event {
@@ -577,6 +616,15 @@ impl StartTracker {
             );
             return self.record(Cause::Timeout, Some(*first), "replay", &text);
         }
+
+        let parts = self.missing_parts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&Cell { block, chunk }) = parts.first() {
+            let text = format!(
+                "within {timeout:?}: rank {rank} has not let chunk {chunk} of block {block} depart"
+            );
+            return self.record(Cause::Timeout, Some(rank), "departure", &text);
+        }
+        drop(parts);
 
         let Some((wait, seen)) = self.missing() else {
             let before = if self.is_on_stream() { " or earlier work on its stream" } else { "" };

@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
-use peerlane_hal::{Command, Commands, ErrorKind, RegionOffset, Ticket};
+use peerlane_hal::{Command, Commands, ErrorKind, Mark, RegionOffset, Ticket};
 
 use crate::error::Error;
 use crate::layout::Layout;
-use crate::plan::{LaneId, Plan, Step};
+use crate::plan::{Cell, LaneId, Plan, Step};
 use crate::run::buffers::{FlagState, Start};
 use crate::run::fused::crosses_tiers;
+use crate::run::parts::{Gate, Parts, REACHED};
 use crate::run::program::Program;
 use crate::run::queue::Queue;
 use crate::trace::TracedStep;
@@ -69,6 +70,10 @@ pub(crate) struct Lane {
     tracer: Option<Tracer>,
     /// The command of the captured start that comes next, if a thread replays captured starts.
     armed: Option<usize>,
+    /// What has departed and arrived in the newest start, if it has handles.
+    gate: Gate,
+    /// The index of the last captured start in its graph, and the command that comes next.
+    recorded: Option<(u64, usize)>,
     /// The start and the command that come next.
     epoch: u64,
     next: usize,
@@ -83,8 +88,21 @@ impl Lane {
     ) -> Self {
         let origins = program.origins.as_ref().filter(|_| traced);
         let tracer = origins.map(|origins| Tracer::new(id, origins.clone()));
-        let (fused, is_stale, armed, epoch, next) = (None, false, None, 1, 0);
-        Self { queue, program, following, adder, fused, is_stale, tracer, armed, epoch, next }
+
+        Self {
+            queue,
+            program,
+            following,
+            adder,
+            fused: None,
+            is_stale: false,
+            tracer,
+            armed: None,
+            gate: Gate::default(),
+            recorded: None,
+            epoch: 1,
+            next: 0,
+        }
     }
 
     /// Has each start of the lane be one launch of a program that its engine has compiled.
@@ -132,6 +150,58 @@ impl Lane {
 
     pub(crate) fn is_submitted(&self, started: u64) -> bool {
         self.epoch > started
+    }
+
+    /// Begins a start with handles, or without. All earlier starts must be submitted if it has
+    /// some.
+    pub(crate) fn begin(&mut self, has_handles: bool) {
+        self.gate.begin(has_handles);
+        self.recorded = None;
+    }
+
+    /// Returns whether the next command reads a chunk that has not departed.
+    pub(crate) fn awaits_caller(&self) -> bool {
+        let next = self.recorded.map_or(self.next, |(_, next)| next);
+        self.gate.end_after(self.parts(), next, usize::MAX).is_none()
+    }
+
+    /// Notes that a chunk of the input may be read.
+    pub(crate) fn depart(&mut self, cell: Cell) {
+        self.gate.depart(cell);
+    }
+
+    /// Returns the chunks of the input that the newest start still needs, in order.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = Cell> {
+        self.gate.missing(self.parts())
+    }
+
+    /// Returns the chunks of the output that arrive in this lane, in order.
+    pub(crate) fn arriving(&self) -> impl Iterator<Item = Cell> {
+        self.parts().arriving()
+    }
+
+    /// Returns the chunks of the input that this lane reads, in order.
+    pub(crate) fn departing(&self) -> impl Iterator<Item = Cell> {
+        self.parts().departing()
+    }
+
+    /// Returns the place where a chunk of the newest start arrives, or `None` if the lane has not
+    /// come so far.
+    pub(crate) fn arrival(&self, cell: Cell) -> Option<Mark> {
+        self.gate.arrival(self.parts(), cell)
+    }
+
+    /// Returns whether a captured start has commands left to submit.
+    pub(crate) fn is_recorded(&self) -> bool {
+        let Some((index, next)) = self.recorded else { return true };
+        let program = captured_program(&self.program, self.following.as_ref(), index);
+        next == program.commands.len()
+    }
+
+    /// Returns the parts of the newest start.
+    fn parts(&self) -> &Parts {
+        let index = self.recorded.map_or(0, |(index, _)| index);
+        &captured_program(&self.program, self.following.as_ref(), index).parts
     }
 
     /// Counts starts up to `epoch` as made. None of this lane may have commands left to submit.
@@ -194,6 +264,8 @@ impl Lane {
             return Ok(false);
         }
         self.next = after;
+        let mark = Mark::Submitted(self.queue.last());
+        self.reach(mark);
 
         if let (Some(tracer), Some(at)) = (&mut self.tracer, submitted_at) {
             let ticket = self.queue.last();
@@ -211,7 +283,7 @@ impl Lane {
     /// # Safety
     /// As [`Queue::submit`], for every command of the program.
     pub(crate) unsafe fn drive(&mut self, started: u64) -> Result<bool, Error> {
-        let before = (self.epoch, self.next, self.queue.done(), self.queue.last());
+        let before = (self.epoch, self.next, self.queue.completed(), self.queue.last());
 
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
         unsafe { self.submit(started) }?;
@@ -219,7 +291,7 @@ impl Lane {
         unsafe { self.replay() }?;
         self.poll()?;
 
-        let after = (self.epoch, self.next, self.queue.done(), self.queue.last());
+        let after = (self.epoch, self.next, self.queue.completed(), self.queue.last());
         Ok(before != after || self.queue.is_busy())
     }
 
@@ -293,9 +365,33 @@ impl Lane {
         }
 
         let program = captured_program(&self.program, self.following.as_ref(), index);
-        let rest = &program.commands[program.entry_commands..];
+        self.recorded = Some((index, program.entry_commands));
         // SAFETY: the caller guarantees the contract of `Queue::submit`.
-        unsafe { capture(&mut self.queue, rest, &program.sources, Start::Captured(index)) }
+        unsafe { self.capture_on() }
+    }
+
+    /// Submits the commands of the captured start up to one that reads what has not departed.
+    ///
+    /// # Safety
+    /// As [`capture_entry`](Self::capture_entry).
+    pub(crate) unsafe fn capture_on(&mut self) -> Result<(), Error> {
+        let Some((index, mut next)) = self.recorded else { return Ok(()) };
+        let program = captured_program(&self.program, self.following.as_ref(), index);
+        let end = program.commands.len();
+
+        while next < end
+            && let Some(stop) = self.gate.end_after(&program.parts, next, end)
+        {
+            let commands = &program.commands[next..stop];
+            // SAFETY: the caller guarantees the contract of `Queue::submit`.
+            unsafe {
+                capture(&mut self.queue, commands, &program.sources, Start::Captured(index))
+            }?;
+            next = stop;
+            self.recorded = Some((index, next));
+            self.gate.reach(&program.parts, next, || self.queue.mark_place())?;
+        }
+        Ok(())
     }
 
     /// Records what the engine has completed.
@@ -343,6 +439,12 @@ impl Lane {
                 continue;
             };
 
+            // The caller has not given what this command reads.
+            let end = self.program.commands.len();
+            let Some(end) = self.gate.end_after(&self.program.parts, self.next, end) else {
+                return Ok(());
+            };
+
             match command {
                 Command::Wait { flag } if !self.queue.caps().queued_wait => {
                     match self.queue.try_consume(flag, start)? {
@@ -375,7 +477,7 @@ impl Lane {
                     // The launch of a fused start comes behind the commands before it.
                     let launch = self.program.launched.start;
                     let ahead = self.fused.is_some() && self.next < launch;
-                    let end = if ahead { launch } else { self.program.commands.len() };
+                    let end = if ahead { launch } else { end };
                     // SAFETY: the caller guarantees the contract of `Queue::submit`.
                     if !unsafe { self.submit_slice(end) }? {
                         return Ok(());
@@ -392,6 +494,13 @@ impl Lane {
             tracer.signalled(self.epoch, self.next);
         }
         self.next += 1;
+        self.reach(REACHED);
+    }
+
+    /// Notes the chunks that have arrived at a place, with the commands that were passed so far.
+    fn reach(&mut self, mark: Mark) {
+        let reached = self.gate.reach(&self.program.parts, self.next, || Ok::<_, Error>(mark));
+        debug_assert!(reached.is_ok(), "the place is known");
     }
 
     /// Returns how many of the commands that are left are submitted together.

@@ -2,9 +2,10 @@
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `executor.rs` | the state of all lanes of a prepared plan |
+//! | `executor/` | the state of all lanes of a prepared plan |
 //! | `lane.rs` | the state of one lane, and its timed steps |
 //! | `program.rs` | the commands of a plan; the writers of flags |
+//! | `parts.rs` | where chunks arrive in the commands, and where they must have departed |
 //! | `queue.rs` | an engine with the memory that commands name, of operations and of channels |
 //! | `buffers.rs` | the regions of an operation, and the offsets that a start uses |
 //! | `backoff.rs` | how long a waiting thread sleeps |
@@ -20,5 +21,6 @@ pub(crate) mod buffers;
 pub(crate) mod executor;
 pub(crate) mod fused;
 pub(crate) mod lane;
+pub(crate) mod parts;
 pub(crate) mod program;
 pub(crate) mod queue;

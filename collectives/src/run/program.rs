@@ -16,6 +16,7 @@ use peerlane_hal::{Command, Direction, Rank, Reduction, RegionFlag, RegionOffset
 use crate::layout::{BufferPosition, FlagLayout, Layout, Span, reader};
 use crate::plan::{Cell, Flag, LaneId, Plan, Source, Step, Tier};
 use crate::run::buffers::{BufferId, CROSS_TIER_FLAGS, FLAGS, INBOX};
+use crate::run::parts::{Handles, Parts};
 use crate::topology::Topology;
 
 /// The commands of one lane, in which the bytes and flags of the plan have places.
@@ -35,6 +36,8 @@ pub(crate) struct Program {
     /// order the launch against lanes of the network.
     pub(crate) launched: Range<usize>,
     pub(crate) waits: Box<[AwaitedFlag]>,
+    /// Where chunks arrive, and where they must have departed.
+    pub(crate) parts: Parts,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +56,8 @@ pub(crate) struct Binding<'a> {
     /// `None` unless the plan adds.
     pub(crate) reduction: Option<Reduction>,
     pub(crate) with_origins: bool,
+    /// The handles that starts have.
+    pub(crate) handles: Handles,
     /// Whether the program can be [resized](Program::resize). Copies and additions of no bytes are
     /// then bound too, because they can get longer.
     pub(crate) resizable: bool,
@@ -138,7 +143,7 @@ impl Binding<'_> {
             steps = &steps[count..];
 
             // A step of the plan is the origin of all commands that it has added.
-            if self.with_origins {
+            if self.with_origins || self.handles.any() {
                 origins.resize(bound.commands.len(), *step);
             }
         }
@@ -153,6 +158,7 @@ impl Binding<'_> {
             origins.retain(|_| kept.next().unwrap_or(true));
         }
 
+        let parts = Parts::new(self.plan, &origins, self.handles);
         Program {
             commands: commands.into(),
             sources: sources.into(),
@@ -161,6 +167,7 @@ impl Binding<'_> {
             entry_commands,
             launched: 0..0,
             waits: waits.collect(),
+            parts,
         }
     }
 
@@ -684,6 +691,7 @@ mod tests {
             flag_tiers: &FlagTiers::new(&plan, []),
             reduction: Reduction::new(Operator::Sum, DType::U8).ok(),
             with_origins: resizable,
+            handles: Handles::default(),
             resizable,
             rows: false,
         };

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use peerlane_hal::{
     BackendId, BoundRegions, Caps, CaptureState, Command, Commands, CopyEngine, DynEngine,
-    DynError, ErrorKind, FusedCommands, FusedEngine, Launch, ProgressReader, RegionFlag,
+    DynError, ErrorKind, FusedCommands, FusedEngine, Launch, Mark, ProgressReader, RegionFlag,
     RegionOffset, StartValues, StreamOrdered, Ticket,
 };
 
@@ -30,9 +30,11 @@ pub(crate) struct Queue {
     /// The ticket of the last submission.
     last: Ticket,
     /// The marks that were not complete at the last poll, oldest first.
-    open: VecDeque<Mark>,
+    open: VecDeque<OpenMark>,
     /// The number of the last mark.
     marked: u64,
+    /// The last ticket that was complete at the last poll.
+    completed: Ticket,
     /// The regions of eager starts and, if there are such starts, of captured ones.
     regions: BoundRegions,
     captured: Option<BoundRegions>,
@@ -46,7 +48,7 @@ pub(crate) struct Queue {
 }
 
 /// A number that is reached when a ticket is complete.
-struct Mark {
+struct OpenMark {
     ticket: Ticket,
     /// The number of the mark before.
     before: u64,
@@ -75,6 +77,7 @@ impl Queue {
             last: Ticket::NONE,
             open: VecDeque::with_capacity(OPEN_MARKS),
             marked: 0,
+            completed: Ticket::NONE,
             regions,
             captured,
             offsets: memory.offsets(),
@@ -86,6 +89,11 @@ impl Queue {
 
     pub(crate) fn caps(&self) -> &Caps {
         self.engine.caps()
+    }
+
+    /// Returns the last ticket that was complete at the last poll.
+    pub(crate) fn completed(&self) -> Ticket {
+        self.completed
     }
 
     /// Returns the ticket of the last submission.
@@ -261,7 +269,7 @@ impl Queue {
         if self.open.len() == OPEN_MARKS {
             self.poll()?;
         }
-        self.open.push_back(Mark { ticket: self.last, before: self.marked });
+        self.open.push_back(OpenMark { ticket: self.last, before: self.marked });
         self.marked = number;
         Ok(())
     }
@@ -281,6 +289,38 @@ impl Queue {
         self.open.front().map_or(self.marked, |mark| mark.before)
     }
 
+    /// Marks the place that the engine's work has reached, also in a capture.
+    pub(crate) fn mark_place(&mut self) -> Result<Mark, Error> {
+        match self.engine.streams() {
+            Some(streams) => streams.mark().map_err(|e| Error::of_fabric("mark the queue", e)),
+            None => Ok(Mark::Submitted(self.last)),
+        }
+    }
+
+    /// Has later work on a stream follow the work before a mark. `instead` is what a caller can do
+    /// without streams.
+    pub(crate) fn order_after(
+        &mut self,
+        mark: Mark,
+        stream: &dyn Any,
+        instead: &str,
+    ) -> Result<(), Error> {
+        let action = "order the stream after the engine";
+        self.with_streams(instead, action, |streams| streams.order_after(mark, stream))
+    }
+
+    /// Has later submissions follow the work on a stream, which stays with the caller.
+    pub(crate) fn fork_beside(&mut self, stream: &dyn Any, instead: &str) -> Result<(), Error> {
+        let action = "fork the engine beside the stream";
+        self.with_streams(instead, action, |streams| streams.fork_beside(stream))
+    }
+
+    /// Has later work on a stream follow all work of the engine.
+    pub(crate) fn join(&mut self, stream: &dyn Any, instead: &str) -> Result<(), Error> {
+        let action = "join the engine to the stream";
+        self.with_streams(instead, action, |streams| streams.join(stream))
+    }
+
     /// Asks the engine what is complete.
     pub(crate) fn poll(&mut self) -> Result<Ticket, Error> {
         let completed = self.engine.completed();
@@ -289,6 +329,7 @@ impl Queue {
         while self.open.front().is_some_and(|mark| mark.ticket <= completed) {
             self.open.pop_front();
         }
+        self.completed = completed;
         Ok(completed)
     }
 

@@ -42,6 +42,7 @@ mod drivers;
 mod engines;
 mod files;
 mod group_end;
+mod handles;
 mod heap;
 mod immediate;
 mod matrices;

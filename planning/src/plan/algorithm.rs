@@ -113,11 +113,18 @@ pub enum FlagOrder {
     /// This suits engines that make all copies of a start by one launch, which would keep compute
     /// units during a wait between them.
     NetworkFirst,
+    /// As [`Prompt`](Self::Prompt), and each put to a peer of the same node is followed by the wait
+    /// for what arrives at the same time, so that a rank learns of each chunk when it arrives.
+    ///
+    /// This suits callers that use what has arrived before the rest does. A rank puts to the next
+    /// peer when it has what comes in the same turn, so that a late rank delays puts to others.
+    Interleaved,
 }
 
 impl FlagOrder {
     /// All orders of signals, waits and copies.
-    pub const ALL: &'static [Self] = &[Self::Prompt, Self::Batched, Self::NetworkFirst];
+    pub const ALL: &'static [Self] =
+        &[Self::Prompt, Self::Batched, Self::NetworkFirst, Self::Interleaved];
 
     /// Returns the name of the flag order, such as `prompt`.
     pub const fn name(self) -> &'static str {
@@ -125,12 +132,13 @@ impl FlagOrder {
             Self::Prompt => "prompt",
             Self::Batched => "batched",
             Self::NetworkFirst => "network-first",
+            Self::Interleaved => "interleaved",
         }
     }
 
     /// Returns whether signals and waits are grouped together.
     pub const fn is_batched(self) -> bool {
-        !matches!(self, Self::Prompt)
+        matches!(self, Self::Batched | Self::NetworkFirst)
     }
 }
 
@@ -147,7 +155,7 @@ impl FromStr for FlagOrder {
         let found = Self::ALL.iter().copied().find(|order| order.name() == name);
         found.ok_or_else(|| {
             let text = format!(
-                "unknown flag order {}, expected prompt, batched or network-first",
+                "unknown flag order {}, expected prompt, batched, network-first or interleaved",
                 quoted(name)
             );
             Error::new(ErrorKind::InvalidArgument, text)
@@ -212,6 +220,6 @@ mod tests {
         assert_snapshot!(error, @r#"unknown algorithm "spiral", expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling or scatter-all-gather"#);
         let error = "late".parse::<FlagOrder>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert_snapshot!(error, @r#"unknown flag order "late", expected prompt, batched or network-first"#);
+        assert_snapshot!(error, @r#"unknown flag order "late", expected prompt, batched, network-first or interleaved"#);
     }
 }

@@ -311,6 +311,44 @@ impl Plan {
         entry.chain(steps).chain(exit).collect()
     }
 
+    /// Returns the chunk that is in the output of this rank after `step`, if the step is one that
+    /// brings or announces a chunk of the output.
+    ///
+    /// The steps of a lane are complete in order, so these chunks arrive in the order of the steps.
+    /// A chunk that is announced to several lanes is complete with the first of them. No step has
+    /// the chunks of this rank's own block in place, which are there from the beginning, and those
+    /// that are announced together with another one, which are there at the end.
+    pub fn arrives_with(&self, step: &Step) -> Option<Cell> {
+        match *step {
+            Step::Put { peer, cell, .. } if peer == self.rank => {
+                Some(cell).filter(|_| !step.contributes(self.collective))
+            }
+            Step::Get { cell, .. }
+            | Step::Reduce { cell, .. }
+            | Step::Wait { flag: Flag::Arrived { cell, .. } } => Some(cell),
+            _ => None,
+        }
+    }
+
+    /// Returns the chunk of the input of this rank that `step` reads, if it reads one.
+    ///
+    /// If the input has a block for each rank, the block of the result is the rank that it is for.
+    /// Otherwise it is this rank.
+    pub fn departs_with(&self, step: &Step) -> Option<Cell> {
+        let cell = |to: Rank, chunk| {
+            let has_blocks = self.collective.has_input_block_per_receiver();
+            Cell { block: if has_blocks { to } else { self.rank }, chunk }
+        };
+        match *step {
+            Step::Put { peer, cell: Cell { chunk, .. }, from: Source::Input } => {
+                Some(cell(peer, chunk))
+            }
+            // One command adds the contributions of all ranks, also that of this one.
+            Step::Reduce { cell: Cell { chunk, .. }, .. } => Some(cell(self.rank, chunk)),
+            _ => None,
+        }
+    }
+
     /// Returns the numbers of all lanes of the plan, in order.
     pub fn lane_ids(&self) -> impl Iterator<Item = LaneId> + use<> {
         let lanes = u32::try_from(self.lanes.len()).expect("a plan has fewer than 2^32 lanes");

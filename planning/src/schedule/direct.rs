@@ -14,6 +14,8 @@
 //!
 //! With batched flags a lane consists of a few groups: all `ready` signals and waits, all puts, all
 //! `arrived` signals and waits. The self copy is next to the puts, so that it divides no group.
+//! Interleaved flags are for callers that use each block when it arrives: a lane waits for a block
+//! after the put of the same turn.
 //!
 //! *Pull.* Every rank gets the blocks of every peer, in the same lanes. A peer's `ready` says that
 //! its input may be read. No other rank writes the output, so two outputs in turn save nothing, and
@@ -24,7 +26,7 @@ use peerlane_hal::Rank;
 
 use super::estimate::{CostRequest, EffectiveLink, PathEstimate, Term, Traffic, sum};
 use super::steps::{
-    PeerLane, announced_puts, arrived, cells, contributed, inbox_writable, peer_lanes, ready,
+    PeerLane, announced_puts, arrived, cells, contributed, inbox_writable, peer_lanes, put, ready,
     reduce, self_copy, signal, wait, writable,
 };
 use super::{PlanRequest, Schedule, Shape, schedule};
@@ -90,7 +92,7 @@ fn reducing_lane(request: &PlanRequest<'_>, peers: &PeerLane, others: &[PeerLane
     let own: Vec<Cell> = cells(rank, chunks).collect();
     let reduces = collective.reduces(rank);
     let (group_peers, group_cells) = match flags {
-        FlagOrder::Prompt => (1, 1),
+        FlagOrder::Prompt | FlagOrder::Interleaved => (1, 1),
         // `slice::chunks` panics if groups have 0 elements.
         FlagOrder::Batched | FlagOrder::NetworkFirst => (served.len().max(1), own.len()),
     };
@@ -211,7 +213,12 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     let copies = |peers: &[Rank]| copies(shape.flags, peers, &own, Source::Input, announced);
     match shape.flags {
         // The self copy comes first, as it can run until the first peer is ready.
-        FlagOrder::Prompt => {
+        FlagOrder::Interleaved if tier == Tier::Local => {
+            steps.extend(interleaved(request, peers, &receivers, self_copy.collect()));
+            return Lane { tier, steps };
+        }
+        // Nodes may have different numbers of ranks, whose turns would wait for each other.
+        FlagOrder::Prompt | FlagOrder::Interleaved => {
             steps.extend(self_copy);
             for peer in receivers {
                 steps.extend(writable(peer).map(wait));
@@ -230,6 +237,47 @@ fn direct_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
     }
 
     Lane { tier, steps }
+}
+
+/// Returns the puts of a lane, each followed by the wait for the chunk that arrives in the same
+/// turn.
+///
+/// In turn i, a rank puts to the peer i places after it, and the peer i places before it puts here.
+/// The self copy is in the last turn: its caller has these bytes in the input, and before another
+/// turn it would delay what peers wait for.
+fn interleaved(
+    request: &PlanRequest<'_>,
+    peers: &PeerLane,
+    receivers: &[Rank],
+    self_copy: Vec<Step>,
+) -> Vec<Step> {
+    let &PlanRequest { rank, shape, .. } = request;
+    let &PeerLane { lane, ref serving, .. } = peers;
+    let providers = filtered(serving, |peer| shape.collective.requires(peer, rank));
+    let turns = receivers.len().max(providers.len());
+
+    let mut steps = Vec::new();
+    if turns == 0 {
+        steps.extend(self_copy.iter().copied());
+    }
+    for turn in 0..turns {
+        let receiver = receivers.get(turn).copied();
+        steps.extend(receiver.and_then(|peer| writable(request, peer, lane)).map(wait));
+        if turn + 1 == turns {
+            steps.extend(self_copy.iter().copied());
+        }
+
+        for chunk in 0..shape.chunks {
+            if let Some(peer) = receiver {
+                let cell = Cell { block: rank, chunk };
+                steps.extend([put(peer, cell, Source::Input), signal(peer, arrived(cell, lane))]);
+            }
+            if let Some(&block) = providers.get(turn) {
+                steps.push(wait(arrived(Cell { block, chunk }, lane)));
+            }
+        }
+    }
+    steps
 }
 
 fn pull_lanes(request: &PlanRequest<'_>) -> Vec<Lane> {
@@ -254,7 +302,7 @@ fn pull_lane(request: &PlanRequest<'_>, peers: &PeerLane) -> Lane {
         cells(peer, shape.chunks).map(move |cell| Step::Get { peer, cell, from: Source::Input })
     };
     match shape.flags {
-        FlagOrder::Prompt => {
+        FlagOrder::Prompt | FlagOrder::Interleaved => {
             steps.extend(self_copy);
             for &peer in &providers {
                 steps.push(wait(ready(peer, lane)));

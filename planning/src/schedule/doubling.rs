@@ -25,7 +25,7 @@ use super::estimate::{CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{NETWORK_LANE, arrived, cells, put, self_copy, signal, wait, writable};
 use super::{PlanRequest, Schedule, Shape};
 use crate::collective::Collective;
-use crate::plan::{Algorithm, Cell, FlagOrder, Lane, LaneId, Source, Step, Tier};
+use crate::plan::{Algorithm, Cell, Lane, LaneId, Source, Step, Tier};
 use crate::topology::Topology;
 use crate::units::{bytes, rate};
 
@@ -145,7 +145,7 @@ fn exchanges(
     let mut steps = Vec::new();
     for round in rounds {
         let peer = partner(rank, round);
-        if shape.flags == FlagOrder::Prompt {
+        if !shape.flags.is_batched() {
             steps.extend(writable(request, peer, lane).map(wait));
         }
 

@@ -147,7 +147,9 @@ impl CostRequest<'_> {
         }
 
         let between = match (self.shape.flags, own) {
-            (FlagOrder::Prompt, Some(own)) if own.by_processor => self.self_copy(own),
+            (FlagOrder::Prompt | FlagOrder::Interleaved, Some(own)) if own.by_processor => {
+                self.self_copy(own)
+            }
             _ => 0,
         };
 

@@ -130,7 +130,7 @@ fn direct_between(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
         steps.extend(targets().filter_map(writable).map(wait));
     }
     for target in targets() {
-        if shape.flags == FlagOrder::Prompt {
+        if !shape.flags.is_batched() {
             steps.extend(writable(target).map(wait));
         }
         // Even with batched flags each chunk is announced at once, because lane 0 of the target
@@ -172,7 +172,7 @@ fn home_steps(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
 
     match shape.flags {
         // The self copy comes first, as it can run until the first rank is ready.
-        FlagOrder::Prompt => {
+        FlagOrder::Prompt | FlagOrder::Interleaved => {
             steps.extend(self_copy(request));
             for mate in served() {
                 steps.extend(writable(mate).map(wait));
@@ -194,7 +194,7 @@ fn home_steps(request: &PlanRequest<'_>, rails: &Rails<'_>) -> Vec<Step> {
             steps.push(wait(arrived(cell, lane)));
         }
         match shape.flags {
-            FlagOrder::Prompt => {
+            FlagOrder::Prompt | FlagOrder::Interleaved => {
                 for mate in served() {
                     steps.extend(announced(mate, [cell].into_iter(), Source::Output));
                 }

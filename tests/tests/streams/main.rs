@@ -9,6 +9,7 @@ mod beside;
 mod capture;
 mod channels;
 mod counts;
+mod handles;
 mod immediate;
 mod order;
 mod overdue;

@@ -19,7 +19,8 @@ pub(crate) const SHORT: Duration = Duration::from_millis(1500);
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 pub(crate) const BLOCK_BYTES: usize = 100;
 
-/// Waits until everything on the stream is done, which must take less than `limit` apart from waits for a processor.
+/// Waits until everything on the stream is done, which must take less than `limit` apart from waits
+/// for a processor.
 #[track_caller]
 pub(crate) fn assert_idle_within(stream: &Stream, limit: Duration) {
     let watch = Stopwatch::start();
@@ -29,7 +30,8 @@ pub(crate) fn assert_idle_within(stream: &Stream, limit: Duration) {
 
 /// Waits until the group has ended.
 ///
-/// It sleeps between looks: a thread that only yields waits for a processor, and stopwatches of other ranks subtract that.
+/// It sleeps between looks: a thread that only yields waits for a processor, and stopwatches of
+/// other ranks subtract that.
 #[track_caller]
 pub(crate) fn await_end(group: &Group) {
     let begin = Instant::now();
@@ -127,6 +129,15 @@ impl Rounds {
         stream.run(move || {
             let span = input;
             span.fill(byte(rank, now.fetch_add(1, Ordering::SeqCst) + 1));
+        });
+    }
+
+    /// The stream fills memory with a byte.
+    pub(crate) fn put(stream: &Stream, byte: u8, to: MemoryRange) {
+        let to = Span::of(to);
+        stream.run(move || {
+            let span = to;
+            span.fill(byte);
         });
     }
 

@@ -179,6 +179,10 @@ impl Order {
 
     /// Returns what this rank does or did last, for a rank that asks, as the words after "rank 1".
     pub(super) fn call_in_words(&self, work: &List<DynWork>) -> Option<String> {
+        // The other ranks learn why this one does not put.
+        if let Some(words) = find_start(work, |tracker| tracker.missing_in_words()) {
+            return Some(words);
+        }
         let current = self.current(work).map(|call| format!("waits in {call}"));
         let refused = || self.refusal.text().map(|text| format!("refused its last call: {text}"));
 

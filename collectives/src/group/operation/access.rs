@@ -230,6 +230,42 @@ impl State {
         unsafe { buffer::bytes(region, bytes) }
     }
 
+    /// Returns the bytes of a block that has arrived in the open start.
+    pub(super) fn arrived_bytes(&self, block: Rank) -> Result<&[u8], Error> {
+        let (buffer, bytes) = self.part_range(self.last, block.into())?;
+        self.check_no_window(buffer)?;
+
+        let (region, bytes) = self.memory(buffer, bytes);
+        // SAFETY: the block has arrived, and each byte of an output is written once in a start.
+        // Peers write to it again in a later start, which `&self` keeps away.
+        unsafe { buffer::bytes(region, bytes) }
+    }
+
+    /// Returns the bytes of a block in the input for writing, of which the open start does not read
+    /// any yet.
+    pub(super) fn departing_bytes(&mut self, block: Rank) -> Result<&mut [u8], Error> {
+        self.check_departing(block.into())?;
+        let (buffer, bytes) = self.departing_range(block)?;
+        self.check_no_window(buffer)?;
+
+        let (region, bytes) = self.memory(buffer, bytes);
+        // SAFETY: the engines of this rank read no chunk of the block before it has departed, and
+        // peers read no inputs in an operation with departures.
+        unsafe { buffer::bytes_mut(region, bytes) }
+    }
+
+    /// Returns the address range of a block in the input that departs by itself.
+    pub(super) fn departing_memory(&self, block: Rank) -> Result<MemoryRange, Error> {
+        self.departing_range(block).map(|range| self.address_range(range))
+    }
+
+    fn departing_range(&self, block: Rank) -> Result<BufferRange, Error> {
+        match self.layout.has_input_blocks() {
+            true => self.input_block_range(block),
+            false => self.checked_input_piece_range(0),
+        }
+    }
+
     /// Waits for an open start, and returns the bytes of a range for writing.
     fn settled_bytes_mut(
         &mut self,

@@ -20,6 +20,7 @@ use crate::group::buffer::Buffer;
 use crate::group::window::Window;
 use crate::layout::Columns;
 use crate::plan::Algorithm;
+use crate::run::parts::Handles;
 
 /// The sides of an operation that are matrices, of which a block is a range of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +85,7 @@ impl<'g, T> OperationBuilder<'g, T> {
             strict,
             traced: false,
             resizable: false,
+            handles: Handles::default(),
             columns: None,
             checks_starts: cfg!(debug_assertions),
             timeout,
@@ -305,6 +307,39 @@ impl<'g, T> OperationBuilder<'g, T> {
     #[must_use]
     pub fn resizable(mut self) -> Self {
         self.spec.resizable = true;
+        self
+    }
+
+    /// Has starts tell when each block of the output has arrived, so that it can be used before the
+    /// others are there.
+    ///
+    /// [`Operation::start_beside`] makes such starts on a stream, and [`Operation::start`] on the
+    /// host. Every rank sets it. Blocks arrive in the order of the plan, which
+    /// [`Operation::arrivals`] returns: those of the ranks before this one, from the nearest on.
+    /// This rank's own block is copied beside the last of them, because the caller has it in the
+    /// input. In place it is there from the beginning.
+    ///
+    /// The operation runs on copy engines: a start that is one launch of a kernel would tell only
+    /// when all is there. A rank puts to the next peer when it has what arrives at the same time,
+    /// so a late rank delays the others more than without. It excludes
+    /// [`resizable`](Self::resizable).
+    #[must_use]
+    pub fn arrivals(mut self) -> Self {
+        self.spec.handles.arrivals = true;
+        self
+    }
+
+    /// Has starts wait for each block of the input until the caller says that it is written, so
+    /// that the first one moves while the caller computes the next.
+    ///
+    /// [`Operation::start_beside`] makes such starts on a stream, and [`Operation::start`] on the
+    /// host. Every rank sets it. Starts read the blocks in the order of [`Operation::departures`]:
+    /// those for the ranks after this one, from the nearest on. This rank's own block is the last
+    /// one of a reduction, and the last but one otherwise. It excludes
+    /// [`resizable`](Self::resizable), and algorithms in which peers read the input.
+    #[must_use]
+    pub fn departures(mut self) -> Self {
+        self.spec.handles.departures = true;
         self
     }
 

@@ -124,6 +124,8 @@ pub(super) struct Needs {
     gets: bool,
     /// Whether blocks of different ranks are neighbors in the output, unless a rank has a list.
     has_neighbors: bool,
+    /// Whether puts wait for blocks of the input to depart.
+    departs: bool,
     /// Whether the own block returns over the link from a peer to which it was put.
     returns_own_block: bool,
     /// The number of lanes whose engines can run at the same time.
@@ -138,6 +140,7 @@ impl Needs {
             capturable: spec.capturable,
             gets: common.gets,
             has_neighbors: has_neighbors(spec),
+            departs: spec.handles.departures,
             returns_own_block: spec.beside_compute && !shape.in_place,
             lanes_max: common
                 .resident_blocks_max
@@ -249,13 +252,16 @@ fn refused(
     links: &Links,
     measured: bool,
 ) -> Vec<(Algorithm, &'static str)> {
-    let &Needs { shape, capturable, gets, has_neighbors, returns_own_block, lanes_max } = needs;
+    let &Needs { shape, capturable, gets, has_neighbors, returns_own_block, lanes_max, .. } = needs;
     let in_graph = capturable && !shape.tiers;
 
     let reason = |algorithm| {
         let schedule = schedule(algorithm);
         if schedule.gets && !gets {
             return Some("not all engines of this rank have gets");
+        }
+        if schedule.gets && needs.departs {
+            return Some("its peers read the input, of which blocks depart one after the other");
         }
         if schedule.gets && returns_own_block {
             return Some("beside compute, the own block returns over the link from a put");
@@ -297,6 +303,7 @@ mod tests {
             capturable: false,
             gets: true,
             has_neighbors: true,
+            departs: false,
             returns_own_block: false,
             lanes_max: u32::MAX,
         }

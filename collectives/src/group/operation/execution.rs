@@ -152,10 +152,17 @@ impl Work for Execution {
 
         let (has_progressed, done) = advanced.map_err(|error| self.broken(&error))?;
         self.tracker.tell_complete();
+        if has_progressed {
+            self.tracker.tell_progress();
+        }
         Ok(Driven { has_progressed, is_open: done < started })
     }
 
     fn waits(&self) -> Vec<Rank> {
+        // The start waits for its own caller first.
+        if self.tracker.misses_parts() {
+            return Vec::new();
+        }
         self.tracker.missing_writers().into_iter().collect()
     }
 

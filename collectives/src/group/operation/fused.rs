@@ -153,6 +153,8 @@ pub(super) fn unfit(
         Some("a launch does not reach so many ranks")
     } else if spec.resizable && spec.lens.is_of_pairs() {
         Some("each pair of ranks compares the lengths of its own in each start")
+    } else if spec.handles.any() {
+        Some("a launch does not tell when single blocks have arrived, and waits for none to depart")
     } else if spec.traced {
         Some("the steps of a fused start cannot be traced")
     } else if is_divided {

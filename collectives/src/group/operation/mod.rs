@@ -14,6 +14,8 @@
 //! | `prepared.rs`, `first_polls.rs` | the handle of a prepared plan: start, poll, wait |
 //! | `started.rs` | the handles of starts that are not complete |
 //! | `lease.rs` | the handle of a start on a stream |
+//! | `handles.rs` | arrivals and departures of single blocks |
+//! | `beside.rs` | the handle of a start beside a stream |
 //! | `resize.rs` | lengths and places of single starts |
 //! | `all_to_all_v.rs` | all-to-alls whose starts exchange their counts |
 //! | `counts.rs` | the counts of such a start, and their checks |
@@ -25,6 +27,7 @@
 
 mod access;
 mod all_to_all_v;
+mod beside;
 mod builder;
 mod choice;
 mod constructors;
@@ -32,6 +35,7 @@ mod counts;
 mod execution;
 mod first_polls;
 mod fused;
+mod handles;
 mod lease;
 mod lens;
 mod memory;
@@ -54,9 +58,11 @@ use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Stream};
 pub use access::OutputPart;
 pub(in crate::group) use all_to_all_v::Intent;
 pub use all_to_all_v::{AllToAllV, AllToAllVBuilder};
+pub use beside::BesideStart;
 pub use builder::{Matrix, OperationBuilder, OperationDescription};
 pub use counts::SendCounts;
 pub(in crate::group) use counts::StartElements;
+pub use handles::{Arrival, BlockChunk, BlockPart};
 pub use lease::Lease;
 pub(in crate::group) use lens::bytes;
 pub use lens::{BlockLens, Destination};
@@ -64,6 +70,7 @@ pub(in crate::group) use plan::Proofs;
 pub use resize::Part;
 pub use started::{OwnedStart, Started};
 
+use self::handles::Chunks;
 use self::prepared::Prepared;
 use self::resize::Resizing;
 use super::report::Report;
@@ -134,6 +141,8 @@ struct State {
     /// Declared before `uses`, because the starts of its other plans end when it is dropped.
     resizing: Option<Box<Resizing>>,
     uses: Option<WindowUse>,
+    /// The chunks whose arrival and departure starts can tell.
+    chunks: Chunks,
     _buffers: CountedBuffers,
 }
 
@@ -162,7 +171,7 @@ impl State {
         // Held until the start is open.
         let begun = begin_use(&self.uses, &self.prepared, false)?;
         before()?;
-        let epoch = self.prepared.start(deadline)?;
+        let epoch = self.prepared.start(deadline, self.chunks.any())?;
         drop(begun);
         self.last = Start::Eager(epoch);
         Ok(OpenStart { epoch, deadline })

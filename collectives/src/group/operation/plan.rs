@@ -10,6 +10,7 @@ use super::choice::{self, Needs, UsableEngines, Variant, needs_streams};
 use super::fused::{self, FusedPlan};
 use super::lens;
 use super::request::{Method, OperationSpec, Request, Target};
+use crate::collective::Collective;
 use crate::cost::{self, Choice, Form, FormBlocks, Transfer};
 use crate::error::Error;
 use crate::group::engines::EngineKind;
@@ -480,6 +481,7 @@ fn check(spec: &OperationSpec, ranks: usize) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
 
+    check_handles(spec)?;
     if spec.resizable {
         check_resizable(spec)?;
     }
@@ -544,8 +546,38 @@ fn check_columns(spec: &OperationSpec) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
+/// Checks that starts of the operation can have the handles that the caller asks for.
+fn check_handles(spec: &OperationSpec) -> Result<(), Error> {
+    let collective = spec.collective;
+    let gets = |algorithm: Algorithm| schedule(algorithm).gets;
+
+    let text = if spec.handles.arrivals && collective.is_reduction() {
+        format!(
+            "arrivals are set, expected none: {} has one result, which is complete with the start",
+            collective.with_article()
+        )
+    } else if spec.handles.departures && collective == Collective::AllReduce {
+        "departures are set, expected none: an all-reduce is planned in different forms; use a \
+         reduce-scatter and an all-gather"
+            .to_owned()
+    } else if let Some(algorithm) = spec.method.algorithm.filter(|&one| gets(one))
+        && spec.handles.departures
+    {
+        format!(
+            "algorithm is {algorithm}, whose ranks read the inputs of their peers, expected one whose ranks put, \
+                 for an operation with departures"
+        )
+    } else {
+        return Ok(());
+    };
+
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
 fn check_resizable(spec: &OperationSpec) -> Result<(), Error> {
-    let what = if spec.traced {
+    let what = if spec.handles.any() {
+        "arrivals or departures are set, expected none"
+    } else if spec.traced {
         "trace is set, expected it off"
     } else if matches!(spec.target, Target::List(_)) {
         "destinations are given, expected one output buffer or a window"
@@ -556,6 +588,7 @@ fn check_resizable(spec: &OperationSpec) -> Result<(), Error> {
     } else {
         return Ok(());
     };
+
     let text = format!("{what} for an operation that is resizable");
     Err(Error::new(ErrorKind::InvalidArgument, text))
 }
@@ -568,7 +601,7 @@ fn outputs(
     flags: FlagOrder,
 ) -> Result<OutputCounts, Error> {
     let bytes_max = match flags {
-        FlagOrder::Prompt => TWO_OUTPUTS_BYTES_MAX,
+        FlagOrder::Prompt | FlagOrder::Interleaved => TWO_OUTPUTS_BYTES_MAX,
         FlagOrder::Batched | FlagOrder::NetworkFirst => TWO_OUTPUTS_BATCHED_BYTES_MAX,
     };
     // The place of the output of another resizable operation is the caller's.
@@ -653,7 +686,12 @@ impl FormRequest {
     ) -> Result<Shape, Error> {
         // Plans are alike on all ranks, and every engine can set flags one by one.
         let batched = engine.common.flags_batched;
-        let flags = if batched { FlagOrder::Batched } else { FlagOrder::Prompt };
+        let flags = match (spec.handles.any(), batched) {
+            // Batched flags would tell of all blocks together, and wait for all to depart.
+            (true, _) => FlagOrder::Interleaved,
+            (false, true) => FlagOrder::Batched,
+            (false, false) => FlagOrder::Prompt,
+        };
         let outputs = outputs(spec, &self.request, &self.layout, flags)?.eager;
 
         let (collective, chunks) = (self.blocks.collective, self.layout.chunks());

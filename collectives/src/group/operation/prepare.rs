@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::State;
 use super::fused::FusedPlan;
+use super::handles::Chunks;
 use super::lens::BlockLens;
 use super::memory::{Memory, Origin, Origins, check_windows};
 use super::plan::{GroupInfo, OperationPlan, has_engine};
@@ -442,6 +443,7 @@ impl Preparation {
         add("in_place", plan.in_place.to_string());
         add("outputs", self.operation.buffering.outputs().to_string());
         add("flags", plan.flags.to_string());
+        add("handles", spec.handles.to_string());
         add("capturable", spec.capturable.to_string());
         add("strict", spec.strict.to_string());
         add("beside_compute", spec.beside_compute.to_string());
@@ -523,6 +525,7 @@ impl Preparation {
                 flag_tiers,
                 reduction,
                 with_origins,
+                handles: spec.handles,
                 resizable,
                 rows,
             };
@@ -664,6 +667,7 @@ impl Preparation {
         let OperationPlan { request, layout, plan, spec, rank, .. } = operation;
         let mut trackers = vec![Arc::clone(prepared.tracker())];
         let from = if plan.in_place { Source::Output } else { Source::Input };
+        let chunks = Chunks::new(spec.handles, &plan, &prepared);
         let mut plans = vec![StartPlan::in_use(plan, &layout)];
 
         for (PlanRange { bytes_max, .. }, shorter) in shorter {
@@ -700,6 +704,7 @@ impl Preparation {
             windows,
             uses,
             resizing,
+            chunks,
             _buffers: buffers,
         }
     }
@@ -739,8 +744,8 @@ impl Preparation {
 
         let local = Arc::clone(&buffers.local);
         let layout = &operation.layout;
-        let moves_data =
-            spec.resizable || Rank::all(layout.ranks()).any(|rank| layout.input_bytes(rank) > 0);
+        let mut ranks = Rank::all(layout.ranks());
+        let moves_data = spec.resizable || ranks.any(|rank| layout.input_bytes(rank) > 0);
 
         let tracker = StartTracker::new(
             (name.to_owned(), group.prepared),
@@ -751,19 +756,17 @@ impl Preparation {
             buffers,
             spec.resizable.then(|| PartCell::new(operation.pairs())),
         );
-        let tracker = if moves_data { tracker } else { tracker.without_data() };
-        let tracker = tracker.with_fused(fused);
+        let tracker = if moves_data { tracker } else { tracker.without_data() }.with_fused(fused);
 
-        let OperationSpec { capturable, strict, traced, .. } = *spec;
+        let OperationSpec { capturable, strict, traced, handles, .. } = *spec;
+        let options = ExecutorOptions { capturable, strict, traced, has_handles: handles.any() };
         // Lengths of pairs come from the caller's data and not from its code, so ranks disagree
         // easily.
         let checks_starts = spec.checks_starts || operation.pairs().is_some();
-
         // SAFETY: the layout puts every cell inside the buffers, whose lengths were checked on both
         // sides; queues keep the regions; `verify` has passed the plans. The caller of
         // `OperationBuilder::capturable` keeps the operation longer than the replays of its graphs.
-        let executor =
-            unsafe { Executor::new(lanes, ExecutorOptions { capturable, strict, traced }) };
+        let executor = unsafe { Executor::new(lanes, options) };
 
         let runtime = Arc::clone(&group.runtime);
         let allocation = Arc::clone(allocation);

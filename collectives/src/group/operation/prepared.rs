@@ -18,7 +18,7 @@ use crate::group::runtime::Runtime;
 use crate::group::start_part::{PeerLens, StartPart};
 use crate::group::tracker::StartTracker;
 use crate::layout::Layout;
-use crate::plan::Plan;
+use crate::plan::{Cell, Plan};
 use crate::run::backoff::Backoff;
 use crate::run::buffers::Start;
 use crate::run::executor::{Executor, StartFailure};
@@ -215,10 +215,10 @@ impl Prepared {
         self.tracker().set_part(part, pair, started);
     }
 
-    pub(super) fn start(&mut self, deadline: Deadline) -> Result<u64, Error> {
+    pub(super) fn start(&mut self, deadline: Deadline, has_handles: bool) -> Result<u64, Error> {
         self.runtime.life.check()?;
         self.tracker().mark_on_host();
-        let epoch = self.begin(&mut self.executor(), deadline);
+        let epoch = self.begin_with(&mut self.executor(), deadline, has_handles);
         self.drive()?;
         Ok(epoch)
     }
@@ -267,6 +267,167 @@ impl Prepared {
         }
 
         let enqueued = self.enqueue_on(&mut self.executor(), stream, timeout);
+        self.finish_enqueue(enqueued, timeout)
+    }
+
+    /// Makes a start with handles behind the work that a stream holds, and leaves the stream to the
+    /// caller.
+    pub(super) fn start_beside(
+        &mut self,
+        stream: &dyn Any,
+        timeout: Duration,
+    ) -> Result<Start, Error> {
+        self.runtime.life.check()?;
+        if !self.executor().has_submitted_all() {
+            // What departs would be read by the rest of an earlier start.
+            self.settle(timeout)?;
+        }
+
+        let mut executor = self.executor();
+        let admit = |executor: &Executor, captures| self.admit(executor, captures);
+        let enqueued = executor.beside_stream(stream, admit, |executor, capture| {
+            if capture.is_capturing() {
+                executor.set_handles(true);
+                return Ok(Start::Captured(executor.capture(capture)?));
+            }
+            let epoch = self.begin_with(executor, Deadline::after(timeout), true);
+            self.enqueue(executor)?;
+            Ok(Start::Eager(epoch))
+        });
+        drop(executor);
+
+        if let Ok(Start::Captured(_)) = enqueued {
+            self.runtime.driver.wake_progress();
+        }
+        self.finish_enqueue(enqueued, timeout)
+    }
+
+    /// Lets the newest start read chunks of the input, behind the work that a stream holds if there
+    /// is one.
+    pub(super) fn depart(
+        &self,
+        cells: &[Cell],
+        stream: Option<&dyn Any>,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        if self.runtime.life.check().is_err() {
+            return self.fail();
+        }
+
+        let mut executor = self.executor();
+        if let Some(stream) = stream {
+            executor.follow(stream)?;
+        }
+        let mut departed = Ok(());
+        for &cell in cells {
+            departed = departed.and_then(|()| executor.depart(cell));
+        }
+        self.tracker().set_missing_parts(executor.missing());
+        let enqueued = match (departed, stream) {
+            (Err(error), _) => Err(StartFailure::Broken(error)),
+            (Ok(()), Some(_)) => self.enqueue(&mut executor),
+            (Ok(()), None) => Ok(()),
+        };
+        drop(executor);
+
+        self.finish_enqueue(enqueued, timeout)?;
+        if stream.is_none() {
+            self.drive()?;
+        }
+        Ok(())
+    }
+
+    /// Has later work on a stream follow the arrival of chunks of the newest start.
+    pub(super) fn order_after_arrival(
+        &self,
+        cells: &[Cell],
+        stream: &dyn Any,
+    ) -> Result<(), Error> {
+        if self.runtime.life.check().is_err() {
+            return self.fail();
+        }
+
+        let mut executor = self.executor();
+        for &cell in cells {
+            if !executor.order_after_arrival(cell, stream)? {
+                let text = format!(
+                    "block {} does not arrive before other blocks of the input have departed; let them depart \
+                     first",
+                    cell.block
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has lane 0 follow the work on each of `readers`, and later work on `stream` follow lane 0.
+    pub(super) fn join_beside(&self, readers: &[&dyn Any], stream: &dyn Any) -> Result<(), Error> {
+        if self.runtime.life.check().is_err() {
+            return self.fail();
+        }
+
+        let mut executor = self.executor();
+        readers.iter().try_for_each(|reader| executor.follow(*reader))?;
+        executor.join(stream)?;
+
+        match executor.missing().first() {
+            None => Ok(()),
+            Some(cell) => {
+                let text = format!(
+                    "chunk {} of the block for rank {} has not departed, expected all blocks before the start is \
+                     finished",
+                    cell.chunk, cell.block
+                );
+                Err(Error::new(ErrorKind::InvalidArgument, text))
+            }
+        }
+    }
+
+    /// Returns the chunks in the orders in which starts bring them and read them.
+    pub(super) fn chunk_orders(&self) -> (Vec<Cell>, Vec<Cell>) {
+        let executor = self.executor();
+        (executor.arriving(), executor.departing())
+    }
+
+    /// Returns whether only lane 0 reads the input.
+    pub(super) fn departs_in_one_lane(&self) -> bool {
+        self.executor().departs_in_one_lane()
+    }
+
+    /// Returns the chunks of the input that the newest start still needs.
+    pub(super) fn missing_parts(&self) -> Vec<Cell> {
+        self.executor().missing()
+    }
+
+    /// Returns whether chunks of a start have arrived.
+    pub(super) fn has_arrived(&self, epoch: u64, cells: &[Cell]) -> Result<bool, Error> {
+        let done = self.drive()?.done;
+        let has_arrived = self.has_reached(done, epoch, cells)?;
+        if !has_arrived {
+            self.drive_others();
+        }
+        Ok(has_arrived)
+    }
+
+    /// Waits until chunks of a start have arrived, and returns whether they have before `limit`.
+    pub(super) fn wait_arrival(
+        &self,
+        (epoch, cells): (u64, &[Cell]),
+        deadline: Option<Deadline>,
+        limit: Option<Deadline>,
+    ) -> Result<bool, Error> {
+        let _blocked = self.tracker().block(epoch, limit.is_some());
+        let mut patience = Patience::new(self.tracker().rank());
+        self.wait_blocked((epoch, Some(cells)), (deadline, limit), &mut patience)
+    }
+
+    /// Returns what a start on a stream returns, after an error of it was handled.
+    fn finish_enqueue<R>(
+        &self,
+        enqueued: Result<R, StartFailure>,
+        timeout: Duration,
+    ) -> Result<R, Error> {
         match enqueued {
             Ok(start) => return Ok(start),
             Err(StartFailure::Refused(error)) => return Err(error),
@@ -296,25 +457,10 @@ impl Prepared {
         stream: &dyn Any,
         timeout: Duration,
     ) -> Result<Start, StartFailure> {
-        let admit = |executor: &Executor, captures| {
-            if executor.needs_thread(captures) {
-                // The thread must run before the stream contains commands that depend on it.
-                self.tracker().mark_driven_by_thread();
-                self.runtime.driver.start_progress().map_err(StartFailure::Refused)?;
-            }
-
-            match captures {
-                true => {
-                    self.tracker().mark_captured();
-                    self.runtime.driver.wake_watchdog();
-                }
-                false => self.tracker().mark_on_stream(),
-            }
-            Ok(())
-        };
-
+        let admit = |executor: &Executor, captures| self.admit(executor, captures);
         let start = executor.on_stream(stream, admit, |executor, capture| {
             if capture.is_capturing() {
+                executor.set_handles(false);
                 return Ok(Start::Captured(executor.capture(capture)?));
             }
             let epoch = self.begin(executor, Deadline::after(timeout));
@@ -328,6 +474,34 @@ impl Prepared {
         Ok(start)
     }
 
+    /// Has the threads that a start on a stream needs look after the operation.
+    fn admit(&self, executor: &Executor, captures: bool) -> Result<(), StartFailure> {
+        if executor.needs_thread(captures) {
+            // The thread must run before the stream contains commands that depend on it.
+            self.tracker().mark_driven_by_thread();
+            self.runtime.driver.start_progress().map_err(StartFailure::Refused)?;
+        }
+
+        match captures {
+            true => {
+                self.tracker().mark_captured();
+                self.runtime.driver.wake_watchdog();
+            }
+            false => self.tracker().mark_on_stream(),
+        }
+        Ok(())
+    }
+
+    /// Begins a start with handles, or without.
+    fn begin_with(&self, executor: &mut Executor, deadline: Deadline, has_handles: bool) -> u64 {
+        let epoch = self.begin(executor, deadline);
+        if has_handles {
+            executor.set_handles(true);
+            self.tracker().set_missing_parts(executor.missing());
+        }
+        epoch
+    }
+
     fn begin(&self, executor: &mut Executor, deadline: Deadline) -> u64 {
         let epoch = self.execution.begin(executor, Some(deadline));
         self.runtime.note_start(self.tracker().is_on_stream(), deadline.timeout());
@@ -339,10 +513,10 @@ impl Prepared {
         // wait for the answer.
         executor.submit().map_err(StartFailure::Broken)?;
 
-        while !executor.is_submitted() {
+        while !executor.is_submitted() && !executor.awaits_caller() {
             self.execution.advance(executor).map_err(StartFailure::Broken)?;
 
-            if executor.is_submitted() {
+            if executor.is_submitted() || executor.awaits_caller() {
                 break;
             }
             if self.runtime.life.is_aborted() {
@@ -372,13 +546,17 @@ impl Prepared {
     /// other thread.
     pub(super) fn poll_future(
         &self,
-        epoch: u64,
+        goal: (u64, Option<&[Cell]>),
         deadline: Deadline,
         polls: &mut FuturePolls,
         waker: &Waker,
     ) -> Poll<Result<(), Error>> {
+        let (epoch, cells) = goal;
+        if cells.is_some() {
+            self.tracker().await_arrivals();
+        }
         if !self.tracker().is_observed() {
-            match polls.eager.poll(waker, || self.look(epoch, deadline))? {
+            match polls.eager.poll(waker, || self.look(goal, deadline))? {
                 Next::Return => return Poll::Ready(Ok(())),
                 Next::PolledAgain => {
                     polls.start.get_or_insert_with(|| self.start_of_future(epoch));
@@ -392,7 +570,7 @@ impl Prepared {
         self.observe()?;
 
         // This comes after the waker is set, so that a completion in between is not missed.
-        if self.poll(epoch)? {
+        if self.has_arrived(epoch, cells.unwrap_or(&[]))? {
             return Poll::Ready(Ok(()));
         }
 
@@ -405,10 +583,11 @@ impl Prepared {
         StartOfFuture { execution, runtime: Arc::clone(&self.runtime), epoch }
     }
 
-    /// Looks at a start for a future that polls by itself.
-    fn look(&self, epoch: u64, deadline: Deadline) -> Result<Look, Error> {
+    /// Looks at a start for a future that polls by itself, for chunks of it if there are some.
+    fn look(&self, goal: (u64, Option<&[Cell]>), deadline: Deadline) -> Result<Look, Error> {
+        let (epoch, cells) = goal;
         let progress = self.drive()?;
-        if self.has_completed(progress.done, epoch)? {
+        if self.has_reached(progress.done, epoch, cells.unwrap_or(&[]))? {
             return Ok(Look::Complete);
         }
 
@@ -462,6 +641,16 @@ impl Prepared {
         Ok(true)
     }
 
+    /// Returns whether a start is complete, or has brought all of `cells` if there are some.
+    fn has_reached(&self, done: u64, epoch: u64, cells: &[Cell]) -> Result<bool, Error> {
+        // The check of the group comes after this look, because all waits pass when it has ended.
+        let has_arrived = !cells.is_empty() && {
+            let executor = self.executor();
+            cells.iter().all(|&cell| executor.has_arrived(cell))
+        };
+        Ok(self.has_completed(done, epoch)? || has_arrived)
+    }
+
     /// Returns whether the start stays complete although the group has ended.
     fn outlasts_end(&self, epoch: u64) -> bool {
         let is_of_host = !self.tracker().is_on_stream() && !self.tracker().is_captured();
@@ -492,7 +681,8 @@ impl Prepared {
         limit: Option<Deadline>,
     ) -> Result<bool, Error> {
         let _blocked = self.tracker().block(epoch, limit.is_some());
-        self.wait_blocked(epoch, (deadline, limit), &mut Patience::new(self.tracker().rank()))
+        let mut patience = Patience::new(self.tracker().rank());
+        self.wait_blocked((epoch, None), (deadline, limit), &mut patience)
     }
 
     /// Waits for a part of the time in which the start may complete, as
@@ -505,17 +695,19 @@ impl Prepared {
     ) -> Result<bool, Error> {
         let mut patience = self.tracker().take_patience(epoch);
         let _blocked = self.tracker().block(epoch, false);
-        let is_complete = self.wait_blocked(epoch, (deadline, Some(part)), &mut patience)?;
+        let is_complete =
+            self.wait_blocked((epoch, None), (deadline, Some(part)), &mut patience)?;
         if !is_complete {
             self.tracker().keep_patience(epoch, patience);
         }
         Ok(is_complete)
     }
 
-    /// Polls until the start is complete, and returns whether it was before `limit` passed.
+    /// Polls until the start is complete, or has brought the chunks that the caller waits for, and
+    /// returns whether it was before `limit` passed.
     fn wait_blocked(
         &self,
-        epoch: u64,
+        (epoch, cells): (u64, Option<&[Cell]>),
         (deadline, limit): (Option<Deadline>, Option<Deadline>),
         patience: &mut Patience,
     ) -> Result<bool, Error> {
@@ -527,7 +719,7 @@ impl Prepared {
         loop {
             let polled_at = polls_several.then(Instant::now);
             let progress = self.drive()?;
-            if self.has_completed(progress.done, epoch)? {
+            if self.has_reached(progress.done, epoch, cells.unwrap_or(&[]))? {
                 return Ok(true);
             }
             self.check_late(epoch, deadline)?;

@@ -17,6 +17,7 @@ use crate::group::window::{Extent, Inner};
 use crate::layout::{BufferPosition, Columns, InputPlacement, Layout, OutputPlacement, Placement};
 use crate::plan::Algorithm;
 use crate::run::buffers::BufferId;
+use crate::run::parts::Handles;
 
 #[derive(Clone, PartialEq)]
 pub(in crate::group) enum Target {
@@ -69,6 +70,8 @@ pub(super) struct OperationSpec {
     pub(super) strict: bool,
     pub(super) traced: bool,
     pub(super) resizable: bool,
+    /// The handles that starts have.
+    pub(super) handles: Handles,
     pub(super) columns: Option<Columns>,
     pub(super) checks_starts: bool,
     pub(super) timeout: Duration,

@@ -8,11 +8,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use peerlane_hal::{Deadline, ErrorKind};
+use peerlane_hal::{Deadline, ErrorKind, Rank};
 
 use super::prepared::FuturePolls;
-use super::{OpenStart, Operation, State};
+use super::{Arrival, BlockPart, OpenStart, Operation, OutputPart, State};
+use crate::element::{self, Element};
 use crate::error::Error;
+use crate::group::buffer::MemoryRange;
 
 impl<T> Operation<T> {
     /// Starts the operation and returns a handle by which the caller waits for its completion.
@@ -105,9 +107,77 @@ impl<T> Started<'_, T> {
         self.operation.state.prepared.descriptor(self.start.epoch)
     }
 
+    /// Returns whether a block has arrived in the output, without blocking.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the operation tells no
+    /// [arrivals](super::OperationBuilder::arrivals), or no such block arrives on this rank.
+    /// Otherwise as [`poll`](Self::poll).
+    pub fn has_arrived(&mut self, block: impl Into<BlockPart>) -> Result<bool, Error> {
+        self.operation.state.has_arrived(self.start.epoch, block.into())
+    }
+
+    /// Waits until a block has arrived in the output, but at most for `limit`. Returns whether it
+    /// has.
+    ///
+    /// # Errors
+    /// As [`has_arrived`](Self::has_arrived), and [`Timeout`](ErrorKind::Timeout) when the timeout
+    /// of the operation passes.
+    pub fn wait_for_block(
+        &mut self,
+        block: impl Into<BlockPart>,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        let limit = Some(Deadline::after(limit));
+        self.operation.state.wait_arrival(self.start, block.into(), limit)
+    }
+
+    /// Returns a future that is ready when a block has arrived in the output. As the start itself,
+    /// any executor can poll it.
+    ///
+    /// # Errors
+    /// As [`has_arrived`](Self::has_arrived).
+    pub fn arrival(&mut self, block: impl Into<BlockPart>) -> Result<Arrival<'_>, Error> {
+        Arrival::new(&self.operation.state, self.start, block.into())
+    }
+
+    /// Lets the start read a block of the input, which the caller has written and does not change
+    /// any more.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the operation waits for no
+    /// [departures](super::OperationBuilder::departures), the start reads no such block, or the
+    /// block has departed already. Otherwise as [`poll`](Self::poll).
+    pub fn depart(&mut self, block: impl Into<BlockPart>) -> Result<(), Error> {
+        self.operation.state.depart(block.into(), None)
+    }
+
     /// Returns the sequence number of this start of the operation, counted from 1.
     pub fn epoch(&self) -> u64 {
         self.start.epoch
+    }
+}
+
+impl<T: Element> Started<'_, T> {
+    /// Waits until the block of a rank has arrived, and returns its elements in the output.
+    ///
+    /// # Errors
+    /// As [`wait_for_block`](Self::wait_for_block) and [`Operation::output_of`].
+    pub fn block(&mut self, rank: Rank) -> Result<&[T], Error> {
+        let state = &self.operation.state;
+        state.wait_arrival(self.start, rank.into(), None)?;
+        element::cast(state.arrived_bytes(rank)?)
+    }
+
+    /// Has `write` fill the block for a rank in the input, and lets it depart.
+    ///
+    /// # Errors
+    /// As [`depart`](Self::depart) and [`Operation::input_block_mut`]. If `write` panics, the block
+    /// has not departed.
+    pub fn fill(&mut self, rank: Rank, write: impl FnOnce(&mut [T])) -> Result<(), Error> {
+        let state = &mut self.operation.state;
+        write(element::cast_mut(state.departing_bytes(rank)?)?);
+        state.depart(rank.into(), None)
     }
 }
 
@@ -117,7 +187,7 @@ impl<T> Future for Started<'_, T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { operation, start, polls } = self.get_mut();
         let prepared = &operation.state.prepared;
-        prepared.poll_future(start.epoch, start.deadline, polls, context.waker())
+        prepared.poll_future((start.epoch, None), start.deadline, polls, context.waker())
     }
 }
 
@@ -202,6 +272,37 @@ impl<T> OwnedStart<T> {
         self.state()?.prepared.descriptor(epoch)
     }
 
+    /// Waits until a block has arrived, as [`Started::wait_for_block`].
+    ///
+    /// # Errors
+    /// As [`Started::wait_for_block`].
+    pub fn wait_for_block(
+        &mut self,
+        block: impl Into<BlockPart>,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        let start = self.start;
+        self.state()?.wait_arrival(start, block.into(), Some(Deadline::after(limit)))
+    }
+
+    /// Lets the start read a block of the input, as [`Started::depart`].
+    ///
+    /// # Errors
+    /// As [`Started::depart`].
+    pub fn depart(&mut self, block: impl Into<BlockPart>) -> Result<(), Error> {
+        self.state()?.depart(block.into(), None)
+    }
+
+    /// Returns the address range of a part of the output, of which the caller knows that it has
+    /// arrived.
+    ///
+    /// # Errors
+    /// As [`Lease::output_of`](super::Lease::output_of).
+    pub fn output_of(&mut self, part: impl Into<OutputPart>) -> Result<MemoryRange, Error> {
+        let state = self.state()?;
+        state.memory_of(state.last, part.into())
+    }
+
     /// Returns the sequence number of this start of the operation, counted from 1.
     pub fn epoch(&self) -> u64 {
         self.start.epoch
@@ -217,7 +318,8 @@ impl<T> Future for OwnedStart<T> {
         // The future owns the operation, so the polls are taken out meanwhile.
         let mut polls = std::mem::take(&mut own.polls);
         let prepared = &own.state()?.prepared;
-        let polled = prepared.poll_future(start.epoch, start.deadline, &mut polls, context.waker());
+        let goal = (start.epoch, None);
+        let polled = prepared.poll_future(goal, start.deadline, &mut polls, context.waker());
         own.polls = polls;
 
         match polled? {

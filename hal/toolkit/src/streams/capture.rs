@@ -1,18 +1,18 @@
 //! Manages the streams, events and status words of work that is recorded into graphs.
 //!
-//! A graph may be replayed at any time, and no call reports its destruction. So a recorded slice has its own
-//! side streams, events, and a word: the slice sets the word to 1 before its first wait and to 0 after its last
-//! one. While the word is not 0, the graph runs, so the graph and the flags that it waits for are alive. Only
-//! then does a release write to these flags.
+//! A graph may be replayed at any time, and no call reports its destruction. So a recorded slice
+//! has its own side streams, events, and a word: the slice sets the word to 1 before its first wait
+//! and to 0 after its last one. While the word is not 0, the graph runs, so the graph and the flags
+//! that it waits for are alive. Only then does a release write to these flags.
 //!
-//! The words are in host memory, where the host reads them without a call of the driver. A copy from the device
-//! can be stuck behind copies of blocked graphs. The price is 2 to 3 µs for the two writes of each recorded start
-//! (docs/perf/cuda-two-gpus.md).
+//! The words are in host memory, where the host reads them without a call of the driver. A copy
+//! from the device can be stuck behind copies of blocked graphs. The price is 2 to 3 µs for the two
+//! writes of each recorded start (docs/perf/cuda-two-gpus.md).
 //!
 //! # Replays that wait
-//! A stream can only write constants, so it cannot count replays. Instead the host changes a word from 1 to 2.
-//! The slice overwrites it, at the end of its waits and at the next replay. A word that is still 2 belongs to a
-//! slice that has waited since the host changed it.
+//! A stream can only write constants, so it cannot count replays. Instead the host changes a word
+//! from 1 to 2. The slice overwrites it, at the end of its waits and at the next replay. A word
+//! that is still 2 belongs to a slice that has waited since the host changed it.
 
 use std::time::{Duration, Instant};
 
@@ -20,11 +20,13 @@ use super::StreamDevice;
 use super::emit::SideStream;
 use super::fused::FusedWords;
 use super::pending::Awaited;
-use super::resources::{Event, PAGE_WORDS, PinnedPage, Stream};
+use super::resources::{Event, OwnStream, PAGE_WORDS, PinnedPage, Stream};
 use crate::Fault;
-use crate::device::{CaptureState, DevicePtr};
+use crate::device::{CaptureState, DevicePtr, StreamHandle};
+use peerlane_hal::Mark;
 
-/// The values of a status word in host memory, which shows whether a captured graph is waiting for flags.
+/// The values of a status word in host memory, which shows whether a captured graph is waiting for
+/// flags.
 const IDLE: u64 = 0;
 const WAITING: u64 = 1;
 const MARKED: u64 = 2;
@@ -40,19 +42,36 @@ struct Recorded {
 
 #[derive(Debug)]
 pub(super) struct Captures<D: StreamDevice> {
+    /// The main stream of slices that are recorded beside a stream of the caller.
+    home: Option<OwnStream<D>>,
     sides: Vec<SideStream<D>>,
     started: Event<D>,
+    /// The events of marks, of which the first `marked` are in use since the last fork.
+    marks: Vec<Event<D>>,
+    marked: usize,
+    /// The number of forks from streams that capture.
+    forks: u64,
     recorded: Vec<Recorded>,
     words: PinnedPage,
-    /// Whether the engine was ever captured into a graph; from then on, graphs may write to the engine's memory
-    /// pages.
+    /// Whether the engine was ever captured into a graph; from then on, graphs may write to the
+    /// engine's memory pages.
     used: bool,
 }
 
 impl<D: StreamDevice> Captures<D> {
     pub(super) fn new(context: &D) -> Result<Self, D::Error> {
         let (started, words) = (Event::create(context)?, PinnedPage::take(context)?);
-        Ok(Self { sides: Vec::new(), started, recorded: Vec::new(), words, used: false })
+        Ok(Self {
+            home: None,
+            sides: Vec::new(),
+            started,
+            marks: Vec::new(),
+            marked: 0,
+            forks: 0,
+            recorded: Vec::new(),
+            words,
+            used: false,
+        })
     }
 
     /// Returns the number of streams besides the main stream that the capture of `stream` can use.
@@ -65,6 +84,7 @@ impl<D: StreamDevice> Captures<D> {
         sides: usize,
     ) -> Result<usize, D::Error> {
         let this = stream.capture(context)?;
+        (self.forks, self.marked) = (self.forks + 1, 0);
         if self.sides.len() < sides {
             // A capture of the global mode would refuse the creation of a stream otherwise.
             let _relaxed = context.enter_relaxed()?;
@@ -81,12 +101,54 @@ impl<D: StreamDevice> Captures<D> {
         Ok(self.sides.len())
     }
 
+    /// Returns the main stream of slices that are recorded beside a stream of the caller.
+    ///
+    /// # Errors
+    /// [`Fault::Argument`] if that stream is still part of another capture, and the driver's error.
+    pub(super) fn home(&mut self, context: &D) -> Result<StreamHandle, D::Error> {
+        let home = match &mut self.home {
+            Some(home) => home,
+            none => {
+                // A capture of the global mode would refuse the creation of a stream otherwise.
+                let _relaxed = context.enter_relaxed()?;
+                none.insert(OwnStream::create(context)?)
+            }
+        };
+
+        if home.capture(context)? != CaptureState::None {
+            let text = "a start of this operation is still part of another capture; finish it, or \
+                        end that capture";
+            return Err(Fault::Argument(text.to_owned()).into());
+        }
+        Ok(home.raw())
+    }
+
+    /// Marks the place that a recorded stream has reached.
+    pub(super) fn mark(&mut self, context: &D, stream: StreamHandle) -> Result<Mark, D::Error> {
+        let index = self.marked;
+        if self.marks.len() == index {
+            let _relaxed = context.enter_relaxed()?;
+            self.marks.push(Event::create(context)?);
+        }
+
+        self.marks[index].record(context, stream)?;
+        self.marked += 1;
+        Ok(Mark::Captured { fork: self.forks, index })
+    }
+
+    /// Returns the event of a mark, or `None` if the mark is not one of the last fork.
+    pub(super) fn event(&self, fork: u64, index: usize) -> Option<&Event<D>> {
+        let is_valid = fork == self.forks && index < self.marked;
+        self.marks.get(index).filter(|_| is_valid)
+    }
+
     pub(super) fn sides(&mut self, usable: usize) -> (&mut [SideStream<D>], &Event<D>) {
         (&mut self.sides[..usable], &self.started)
     }
 
-    /// Returns the status word that a recorded slice sets while it waits for the flags in `awaited`. A plan that is
-    /// recorded again gets the same word: its graphs use the same flags and cannot run at the same time.
+    /// Returns the status word that a recorded slice sets while it waits for the flags in
+    /// `awaited`. A plan that is recorded again gets the same word: its graphs use the same flags
+    /// and cannot run at the same time.
     ///
     /// # Errors
     /// Returns [`Fault::Argument`] if the engine has recorded too many different slices.
@@ -119,7 +181,8 @@ impl<D: StreamDevice> Captures<D> {
         FusedWords::new(self.words.part(FUSED_WORD..PAGE_WORDS))
     }
 
-    /// Makes the page of status words available to the next engine; no graph may have been recorded with the page.
+    /// Makes the page of status words available to the next engine; no graph may have been recorded
+    /// with the page.
     pub(super) fn leave(self, context: &D) {
         self.words.leave(context);
     }
@@ -132,7 +195,8 @@ impl<D: StreamDevice> Captures<D> {
         self.used
     }
 
-    /// Returns the longest time that a captured graph has been waiting for flags, or `None` if none waits.
+    /// Returns the longest time that a captured graph has been waiting for flags, or `None` if none
+    /// waits.
     ///
     /// The time counts from the first call that finds the slice waiting.
     pub(super) fn longest_wait(&mut self) -> Option<Duration> {

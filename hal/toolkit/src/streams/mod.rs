@@ -11,6 +11,8 @@
 //! | ticket | an event on the main stream at the end of a slice |
 //! | `completed` | queries these events, in a mode that captures of other threads tolerate |
 //! | `fork` | the caller's stream becomes the main stream until `join` |
+//! | `fork_beside` | the own main stream waits for an event of the caller's stream |
+//! | `mark`, `order_after` | the event of a ticket; in a capture an event of its own |
 //! | a slice while that stream captures | the same calls with separate streams and events, and no ticket |
 //! | `release` | a dedicated stream, or the host, writes the awaited values |
 //!
@@ -64,8 +66,8 @@ pub use crate::device::{StreamDevice, StreamLimits};
 use crate::regions::{Local, Remote};
 use crate::{EngineState, TimedParker};
 use peerlane_hal::{
-    Caps, CopyEngine, EngineOffer, Error as _, ErrorKind, FusedEngine, FusedLimits, LinkKind, Op,
-    Rank, Reducer, StreamOrdered, Ticket,
+    Caps, CopyEngine, EngineOffer, Error as _, ErrorKind, FusedEngine, FusedLimits, LinkKind, Mark,
+    Op, Rank, Reducer, StreamOrdered, Ticket,
 };
 
 /// How an engine writes signals to the flags of peers.
@@ -232,6 +234,9 @@ pub struct Engine<D: StreamDevice> {
     reduce_blocks: Option<u32>,
     pending: Pending,
     forked: Option<Forked>,
+    /// Whether the main stream follows streams of the caller since the last submission, which a
+    /// join must cover.
+    follows: bool,
     last_main: StreamHandle,
     capture_ability: Result<(), D::Error>,
     parker: TimedParker,
@@ -326,6 +331,7 @@ impl<D: StreamDevice> Engine<D> {
             reduce_blocks,
             pending: Pending::new(),
             forked: None,
+            follows: false,
             capture_ability,
             parker: TimedParker::new(SPIN, SLEEP_MAX),
             just_submitted: false,
@@ -387,7 +393,7 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
     unsafe fn submit(&mut self, ops: &[Op<'_, Local<D>, Remote<D>>]) -> Result<Ticket, D::Error> {
         self.state.check_slice(ops)?;
         let totals = steps::resolve(ops, &self.resolver, &mut self.steps, &mut self.sources)?;
-        if let Some(Forked { stream, captured: Some(sides) }) = &self.forked {
+        if let Some(Forked { stream, captured: Some(Captured { sides, .. }) }) = &self.forked {
             let (main, sides) = (stream.raw(), *sides);
             return match self.record(&totals, main, sides) {
                 Ok(()) => Ok(Ticket(self.pending.last())),
@@ -487,9 +493,18 @@ unsafe impl<D: StreamDevice> CopyEngine for Engine<D> {
 
 #[derive(Debug)]
 pub(super) struct Forked {
+    /// The main stream of the slices.
     pub(super) stream: Stream,
-    /// The number of side streams that a capture may use, or `None` if the stream is not capturing.
-    pub(super) captured: Option<usize>,
+    /// What a capture may use, or `None` if the stream is not capturing.
+    pub(super) captured: Option<Captured>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Captured {
+    /// The number of side streams.
+    sides: usize,
+    /// The capture that the slices are recorded into.
+    capture: CaptureState,
 }
 
 // SAFETY: events order the engine and the stream of the caller.
@@ -511,18 +526,106 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
     fn fork(&mut self, from: &dyn Any) -> Result<(), D::Error> {
         let from = stream_of::<D>(from)?;
         self.state.check()?;
-        let _entered = self.context.enter()?;
+        let context = Arc::clone(&self.context);
+        let _entered = context.enter()?;
         self.forked = None;
-        from.check(&*self.context)?;
-        let captured = if from.is_capturing(&*self.context)? {
+        from.check(&*context)?;
+        let captured = if from.is_capturing(&*context)? {
             self.capture_ability.clone()?;
-            let sides = self.captured_sides();
-            Some(self.hardware.captures.begin(&self.context, from, sides)?)
+            Some(self.begin_capture(from)?)
         } else {
             None
         };
         self.forked = Some(Forked { stream: from.clone(), captured });
         Ok(())
+    }
+
+    fn fork_beside(&mut self, from: &dyn Any) -> Result<(), D::Error> {
+        let from = stream_of::<D>(from)?;
+        self.state.check()?;
+        let context = Arc::clone(&self.context);
+        let _entered = context.enter()?;
+        from.check(&*context)?;
+        let capture = match from.is_capturing(&*context)? {
+            true => from.capture(&*context)?,
+            false => CaptureState::None,
+        };
+
+        let part_of = self.forked.as_ref().and_then(|forked| forked.captured);
+        let main = match part_of {
+            // The slices since the first fork are in this capture, and so are the next ones.
+            Some(captured) if captured.capture == capture => self.main(),
+            Some(_) => {
+                let text = format!(
+                    "the engine is part of a capture that {from:?} is not part of; fork it from a stream of that \
+                     capture, or join it first"
+                );
+                return Err(Fault::Argument(text).into());
+            }
+            None if capture == CaptureState::None => {
+                self.forked = None;
+                self.follows = true;
+                self.hardware.main.raw()
+            }
+            None => {
+                self.capture_ability.clone()?;
+                let captured = self.begin_capture(from)?;
+                let home = self.hardware.captures.home(&context)?;
+                // SAFETY: the captures of this engine own the stream.
+                let stream = unsafe { Stream::new(home, None) };
+                self.forked = Some(Forked { stream, captured: Some(captured) });
+                home
+            }
+        };
+
+        // A stream need not wait for itself.
+        if main == from.raw() {
+            return Ok(());
+        }
+        self.hardware.joined.order(&context, from.raw(), main)
+    }
+
+    fn mark(&mut self) -> Result<Mark, D::Error> {
+        self.state.check()?;
+        let Some(Forked { captured: Some(_), .. }) = &self.forked else {
+            return Ok(Mark::Submitted(Ticket(self.pending.last())));
+        };
+
+        let main = self.main();
+        let _entered = self.context.enter()?;
+        self.hardware.captures.mark(&self.context, main)
+    }
+
+    fn order_after(&mut self, mark: Mark, into: &dyn Any) -> Result<(), D::Error> {
+        let into = stream_of::<D>(into)?;
+        self.state.check()?;
+        let context = Arc::clone(&self.context);
+        let _entered = context.enter()?;
+        into.check(&*context)?;
+        let is_capturing = into.is_capturing(&*context)?;
+
+        match mark {
+            Mark::Submitted(ticket) if is_capturing => {
+                self.settle()?;
+                if self.pending.done() >= ticket.0 { Ok(()) } else { Err(outside_of_capture(into)) }
+            }
+            Mark::Submitted(ticket) => {
+                self.hardware.tickets.order_after(&context, ticket.0, into.raw())
+            }
+            Mark::Captured { fork, index } => {
+                let captured = self.forked.as_ref().and_then(|forked| forked.captured);
+                let event = self.hardware.captures.event(fork, index);
+                let (Some(Captured { capture, .. }), Some(event)) = (captured, event) else {
+                    let text = "the mark is of a capture that the engine is not part of any more";
+                    return Err(Fault::Argument(text.to_owned()).into());
+                };
+                if !is_capturing || into.capture(&*context)? != capture {
+                    let text = format!("{into:?} is not part of the capture that the mark is in");
+                    return Err(Fault::Argument(text).into());
+                }
+                event.block(&context, into.raw())
+            }
+        }
     }
 
     fn join(&mut self, into: &dyn Any) -> Result<(), D::Error> {
@@ -556,26 +659,43 @@ impl<D: StreamDevice> Engine<D> {
         self.stream_plan.sides().min(self.limits.captured_sides_max)
     }
 
+    /// Returns the main stream of the next slice.
+    fn main(&self) -> StreamHandle {
+        self.forked.as_ref().map_or(self.hardware.main.raw(), |forked| forked.stream.raw())
+    }
+
+    /// Prepares slices that become part of the capture of `from`.
+    fn begin_capture(&mut self, from: &Stream) -> Result<Captured, D::Error> {
+        let sides = self.captured_sides();
+        let sides = self.hardware.captures.begin(&self.context, from, sides)?;
+        Ok(Captured { sides, capture: from.capture(&*self.context)? })
+    }
+
     fn join_eager(&mut self, into: &Stream) -> Result<(), D::Error> {
         self.settle()?;
-        if self.pending.is_empty() {
+        let follows = std::mem::take(&mut self.follows);
+        if self.pending.is_empty() && !follows {
             return Ok(());
         }
         if into.is_capturing(&*self.context)? {
-            return Err(Fault::Mismatch(format!(
-                "cannot join {into:?}, which captures a graph: ops that were submitted before the \
-                 capture still run; fork the engine from the capturing stream first, or wait until \
-                 those ops complete"
-            ))
-            .into());
+            return Err(outside_of_capture(into));
         }
-        self.hardware.tickets.order(&self.context, into.raw())
+
+        match follows {
+            // The event of the last ticket is older than what the main stream follows.
+            true => {
+                let main = self.hardware.main.raw();
+                self.hardware.joined.order(&self.context, main, into.raw())
+            }
+            false => self.hardware.tickets.order(&self.context, into.raw()),
+        }
     }
 
     fn emit(&mut self, totals: &SliceTotals) -> Result<Ticket, D::Error> {
         let _entered = self.context.enter()?;
+        let main = self.main();
+        self.follows = false;
         let hardware = &mut *self.hardware;
-        let main = self.forked.as_ref().map_or(hardware.main.raw(), |forked| forked.stream.raw());
         let last = self.pending.last();
         let stream_changed = self.last_main != main && self.pending.done() < last;
         let together = self.copies_together;
@@ -663,6 +783,14 @@ impl<D: StreamDevice> Engine<D> {
 
         emitter.end()
     }
+}
+
+fn outside_of_capture<E: From<Fault>>(into: &Stream) -> E {
+    let text = format!(
+        "cannot order {into:?}, which captures a graph, after ops that were submitted before the capture and still \
+         run; fork the engine from the capturing stream first, or wait until those ops complete"
+    );
+    Fault::Mismatch(text).into()
 }
 
 fn stream_of<D: StreamDevice>(stream: &dyn Any) -> Result<&Stream, D::Error> {

@@ -1,4 +1,5 @@
-//! Tracks the submissions in flight, with their tickets, their commands and the flags they wait for.
+//! Tracks the submissions in flight, with their tickets, their commands and the flags they wait
+//! for.
 
 use std::collections::VecDeque;
 
@@ -6,8 +7,8 @@ use super::resources::Event;
 use crate::Fault;
 use crate::device::{DevicePtr, StreamCalls, StreamHandle};
 
-/// The driver has room for about a thousand commands on one stream and then blocks the caller. Behind a wait
-/// that only this caller can release, that would be a deadlock.
+/// The driver has room for about a thousand commands on one stream and then blocks the caller.
+/// Behind a wait that only this caller can release, that would be a deadlock.
 pub(super) const COMMANDS_MAX: usize = 768;
 const AWAITED: usize = 1024;
 
@@ -21,8 +22,8 @@ pub(super) struct Awaited {
 
 /// Tracks the submissions in flight, with their commands and the flags that they wait for.
 ///
-/// Tickets complete in order, since a slice ends with a join of all its streams. One number therefore
-/// describes the progress.
+/// Tickets complete in order, since a slice ends with a join of all its streams. One number
+/// therefore describes the progress.
 #[derive(Debug)]
 pub(super) struct Pending {
     done: u64,
@@ -54,8 +55,8 @@ impl Pending {
         self.commands.is_empty()
     }
 
-    /// Rejects a submission if its `requested` commands do not fit into the queue now. An empty queue accepts every
-    /// submission.
+    /// Rejects a submission if its `requested` commands do not fit into the queue now. An empty
+    /// queue accepts every submission.
     ///
     /// # Errors Returns [`Fault::QueueFull`].
     pub(super) fn admit(&self, requested: usize) -> Result<(), Fault> {
@@ -99,9 +100,9 @@ const OPEN: usize = 64;
 
 /// Tracks which tickets are complete by driver events, one at the end of each submission.
 ///
-/// A word in host memory that the stream writes at the end of a slice would be simpler to read. But this
-/// write waits until everything before it is visible to the host, which costs each start about 1.4 µs; an
-/// event costs nothing (docs/perf/cuda-streams.md).
+/// A word in host memory that the stream writes at the end of a slice would be simpler to read. But
+/// this write waits until everything before it is visible to the host, which costs each start about
+/// 1.4 µs; an event costs nothing (docs/perf/cuda-streams.md).
 #[derive(Debug)]
 pub(super) struct TicketEvents<D: StreamCalls> {
     open: VecDeque<(u64, Event<D>)>,
@@ -137,10 +138,24 @@ impl<D: StreamCalls> TicketEvents<D> {
         self.open.back().map_or(Ok(()), |(_, event)| event.block(context, stream))
     }
 
-    /// Queries the driver's events and returns the last complete ticket; the context must be current and relaxed.
+    /// Orders a stream after the submission of `ticket`, which is complete if no event of it is
+    /// open.
+    pub(super) fn order_after(
+        &self,
+        context: &D,
+        ticket: u64,
+        stream: StreamHandle,
+    ) -> Result<(), D::Error> {
+        let index = self.open.partition_point(|(of, _)| *of < ticket);
+        self.open.get(index).map_or(Ok(()), |(_, event)| event.block(context, stream))
+    }
+
+    /// Queries the driver's events and returns the last complete ticket; the context must be
+    /// current and relaxed.
     ///
-    /// Each slice begins behind the previous one, so an event that has passed covers all slices before it. A
-    /// query costs as much as a copy, so a binary search keeps the number of queries small.
+    /// Each slice begins behind the previous one, so an event that has passed covers all slices
+    /// before it. A query costs as much as a copy, so a binary search keeps the number of queries
+    /// small.
     pub(super) fn completed(&mut self, context: &D) -> Result<u64, D::Error> {
         let (mut passed, mut open) = (0, self.open.len());
         while passed < open {
