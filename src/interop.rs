@@ -17,7 +17,8 @@ pub trait RegisterSlice {
     /// with `Arc::into_inner` after the operation, pass a clone of an `Arc`.
     ///
     /// On most devices cudarc allocates from a stream-ordered pool, whose memory peers cannot access. Such a slice can be the
-    /// output with [`Algorithm::Pull`](crate::Algorithm::Pull), and the input with any other algorithm. For other cases let
+    /// output with [`Algorithm::Pull`](crate::Algorithm::Pull), and the input with any other algorithm but
+    /// [`Algorithm::GetRing`](crate::Algorithm::GetRing). For other cases let
     /// Peerlane allocate the memory; `peerlane::cuda::RegionView` gives cudarc access to the
     /// [region](Buffer::region) of a buffer.
     ///

@@ -59,7 +59,8 @@ pub use peerlane_collectives::group::{
     AllToAllV, Arrival, BesideStart, BlockChunk, BlockLens, BlockPart, Buffer, Channel,
     ChannelEvent, CopyRange, Destination, Group, GroupEnd, GroupOptions, Lease, Matrix,
     MemoryRange, MessageTicket, Notification, Operation, OperationDescription, OutputPart,
-    OwnedStart, Part, Selection, SendCounts, Started, Unreleased, UntypedOperation, Window,
+    OwnedBesideStart, OwnedStart, Part, Selection, SendCounts, Started, Unreleased,
+    UntypedOperation, Window,
 };
 pub use peerlane_collectives::plan::Algorithm;
 pub use peerlane_collectives::{

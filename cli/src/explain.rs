@@ -34,7 +34,8 @@ pub(crate) struct Options {
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     block_bytes: Vec<Size>,
     /// Select the algorithm, either auto (the lowest predicted time), direct, pull, ring,
-    /// double-ring, hierarchical, hierarchical-ring, recursive-doubling or scatter-all-gather
+    /// double-ring, hierarchical, hierarchical-ring, recursive-doubling, scatter-all-gather or
+    /// get-ring
     #[arg(long, default_value = "auto", value_name = "NAME")]
     algorithm: AlgorithmChoice,
     #[command(flatten)]

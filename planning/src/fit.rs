@@ -310,7 +310,12 @@ fn parameters(links: &Links, topology: &Topology, samples: &[Sample]) -> Vec<Par
     if samples.iter().any(|sample| moved(sample, topology).gets) {
         parameters.push(|links| &mut links.local.get_seconds);
     }
-    if links.local.by_processor && samples.iter().any(|sample| moved(sample, topology).forwards) {
+    // Only the time of a put depends on whether it forwards.
+    let forwards = |sample: &Sample| {
+        let movement = moved(sample, topology);
+        movement.forwards && !movement.gets
+    };
+    if links.local.by_processor && samples.iter().any(forwards) {
         parameters
             .push(|links| links.local.passed_on_bytes_per_second.get_or_insert(Link::UNLIMITED));
         parameters.push(|links| &mut links.local.passed_on_seconds);

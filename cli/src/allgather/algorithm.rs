@@ -16,7 +16,7 @@ use crate::units::Size;
 pub(crate) struct AlgorithmOptions {
     /// Select the algorithms, either auto (the lowest predicted time), all (one row for each), or a
     /// list of direct, pull, ring, double-ring, hierarchical, hierarchical-ring,
-    /// recursive-doubling and scatter-all-gather, such as direct,ring
+    /// recursive-doubling, scatter-all-gather and get-ring, such as direct,ring
     #[arg(long = "algorithm", default_value = "auto", value_name = "NAME,…")]
     pub(crate) selection: AlgorithmList,
     /// Set the number of chunks of each block, such as 4 [default: the number with the lowest
@@ -105,7 +105,7 @@ mod tests {
                 algorithm.algorithms(topology, Collective::AllGather).into_iter().flatten();
             algorithms.map(Algorithm::name).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(names(&one), "direct pull ring double-ring");
+        assert_eq!(names(&one), "direct pull ring double-ring get-ring");
         assert_eq!(
             names(&two),
             "direct pull ring double-ring hierarchical hierarchical-ring recursive-doubling"

@@ -41,7 +41,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(super) tiers: bool,
     /// Select the algorithm, one of direct, pull, ring, double-ring, hierarchical,
-    /// hierarchical-ring, recursive-doubling or scatter-all-gather; auto means direct
+    /// hierarchical-ring, recursive-doubling, scatter-all-gather or get-ring; auto means direct
     #[arg(long, default_value = "auto", value_name = "NAME")]
     pub(super) algorithm: AlgorithmChoice,
     #[command(flatten)]

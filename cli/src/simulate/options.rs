@@ -34,8 +34,8 @@ pub(crate) struct Options {
     #[arg(long, default_value = "1M", value_name = "SIZE[,SIZE,...]", value_delimiter = ',')]
     pub(super) block_bytes: Vec<Size>,
     /// Select the algorithms, either auto (the lowest predicted time), all, or a list of direct,
-    /// pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling and
-    /// scatter-all-gather, such as direct,ring
+    /// pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling,
+    /// scatter-all-gather and get-ring, such as direct,ring
     #[arg(long, default_value = "auto", value_name = "NAME,…")]
     pub(super) algorithm: AlgorithmList,
     #[command(flatten)]

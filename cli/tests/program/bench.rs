@@ -139,6 +139,7 @@ fn other_collectives_are_planned_simulated_and_predicted() {
     4 ranks on 1 node, blocks of 0 B to 64 MiB, 64 MiB in all: ring, chunks 4
       ring               chunks 4      308 µs  chosen
       scatter-all-gather chunks 6      269 µs  as fast, but less simple
+      get-ring           chunks 4      320 µs  as fast, but less simple
       pull               chunks 1      537 µs  1.74 times as long
       direct             chunks 1      539 µs  1.75 times as long
     predicted: 308 µs
@@ -223,5 +224,5 @@ fn what_a_collective_lacks_is_refused() {
     error: --root is 1, but the collective is an all-gather, which has no root
      help: remove the option, or use a collective with a root: broadcast, gather, scatter, reduce
     ");
-    insta::assert_snapshot!(refused("plan --collective broadcast --algorithm double-ring"), @"error: algorithm double-ring does not support broadcast, expected direct or pull or ring or scatter-all-gather");
+    insta::assert_snapshot!(refused("plan --collective broadcast --algorithm double-ring"), @"error: algorithm double-ring does not support broadcast, expected direct or pull or ring or scatter-all-gather or get-ring");
 }

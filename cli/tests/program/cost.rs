@@ -19,6 +19,7 @@ fn a_choice_is_explained() {
       double-ring        chunks 8     5.62 ms  3.77 times as long
       recursive-doubling chunks 8     6.14 ms  4.12 times as long
       ring               chunks 8     9.84 ms  6.60 times as long
+      get-ring           not used: a network connects the nodes
     predicted: 1.49 ms
           10 µs  start
          3.2 µs  ready  of 4 peers

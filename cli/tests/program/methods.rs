@@ -37,7 +37,7 @@ fn file(name: &str) -> PathBuf {
 fn all_algorithms_have_a_row_each_and_are_checked() {
     for backend in BACKENDS {
         let flat = run(backend, "--ranks 3 --algorithm all --chunks 2 --json -").rows();
-        assert_eq!(names(&flat), ["direct", "pull", "ring", "double-ring"]);
+        assert_eq!(names(&flat), ["direct", "pull", "ring", "double-ring", "get-ring"]);
         let nodes = run(backend, "--nodes 2+1 --ranks 3 --algorithm all --json -").rows();
         let expected =
             ["direct", "pull", "ring", "double-ring", "hierarchical", "hierarchical-ring"];

@@ -103,8 +103,13 @@ fn captured_starts_are_replayed_and_checked() {
 
 #[test]
 fn an_algorithm_that_cannot_be_captured_has_a_row_with_the_reason() {
-    let reason = "double-ring cannot be captured: a graph contains only one lane of each rank, and rank 0 has \
-                  another one that a thread cannot drive; use direct or ring, or remove `capturable()`";
+    let of_two_lanes = ["double-ring", "get-ring"].map(|algorithm| {
+        let reason = format!(
+            "{algorithm} cannot be captured: a graph contains only one lane of each rank, and rank 0 \
+             has another one that a thread cannot drive; use direct or ring, or remove `capturable()`"
+        );
+        (algorithm, reason)
+    });
     // With two ranks, the second lane of a double ring is empty.
     for ranks in [3, 4] {
         let line = format!("allgather --backend cuda --ranks {ranks} --graph {SMALL}");
@@ -120,22 +125,21 @@ fn an_algorithm_that_cannot_be_captured_has_a_row_with_the_reason() {
         let size: Vec<_> = fitting.iter().map(|&algorithm| (algorithm, captured)).collect();
         assert_eq!(measured, [size.clone(), size].concat(), "1 KiB and 4 KiB");
         assert!(rows.iter().all(|row| row["checked"] == true));
-        assert_eq!(refused.len(), 2, "{refused:?}");
-        for row in &refused {
-            assert_eq!(
-                (&row["algorithm"], &row["missing"]),
-                (&"double-ring".into(), &reason.into())
-            );
-            assert_eq!(row["ranks"], ranks);
+        for (algorithm, reason) in &of_two_lanes {
+            let rows: Vec<_> =
+                refused.iter().filter(|row| row["algorithm"] == *algorithm).collect();
+            let [first, second] = rows[..] else { panic!("{refused:?}") };
+            for row in [first, second] {
+                assert_eq!(row["missing"], reason.as_str());
+                assert_eq!(row["ranks"], ranks);
+            }
+            assert!(number(first, "total_bytes") < number(second, "total_bytes"));
+            let line_of_reason = format!("{algorithm}: n/a, {reason}");
+            assert_eq!(ended.stderr.matches(&line_of_reason).count(), 1, "{ended:?}");
+            let alone = run(&format!("{line} --algorithm {algorithm}"), &[]);
+            assert!(alone.error(1).contains(reason.as_str()), "{alone:?}");
         }
-        assert!(number(&refused[0], "total_bytes") < number(&refused[1], "total_bytes"));
-        assert_eq!(
-            ended.stderr.matches(&format!("double-ring: n/a, {reason}")).count(),
-            1,
-            "{ended:?}"
-        );
-        let ended = run(&format!("{line} --algorithm double-ring"), &[]);
-        assert!(ended.error(1).contains(reason), "{ended:?}");
+        assert_eq!(refused.len(), 2 * of_two_lanes.len(), "{refused:?}");
     }
 }
 

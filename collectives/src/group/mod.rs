@@ -117,7 +117,7 @@ use operation::Proofs;
 pub use operation::{
     AllToAllV, AllToAllVBuilder, Arrival, BesideStart, BlockChunk, BlockLens, BlockPart,
     Destination, Lease, Matrix, Operation, OperationBuilder, OperationDescription, OutputPart,
-    OwnedStart, Part, SendCounts, Started, UntypedOperation,
+    OwnedBesideStart, OwnedStart, Part, SendCounts, Started, UntypedOperation,
 };
 pub use options::GroupOptions;
 pub use report::{AdditionReport, Fallback, LaneReport, LinkReport, PlanRange, Report, TierReport};

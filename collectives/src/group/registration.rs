@@ -31,14 +31,14 @@ impl Group {
     /// | --- | --- | --- |
     /// | of Peerlane | [`allocate`](Self::allocate), [`window`](Self::window) | everything |
     /// | of the host, such as `malloc`; ranks are threads of one process, or only a network connects them | `register`, [`register_at`](Self::register_at) | everything |
-    /// | the same; ranks are processes of one machine | `register`, [`register_at`](Self::register_at) | input of all algorithms but `pull`; otherwise [`Operation::run_with`] |
+    /// | the same; ranks are processes of one machine | `register`, [`register_at`](Self::register_at) | input of all algorithms but `pull` and `get-ring`; otherwise [`Operation::run_with`] |
     /// | of the host, such as `malloc`; the group uses GPUs | | nothing |
     /// | a memfd, also one of huge pages (`MFD_HUGETLB`) | [`register_descriptor`](Self::register_descriptor) | everything |
     /// | a file of `/dev/shm` or of another tmpfs | [`register_descriptor`](Self::register_descriptor) | everything |
     /// | a file of a hugetlbfs | [`register_descriptor`](Self::register_descriptor) | everything |
     /// | `cudaMalloc`, `cuMemAlloc`, `hipMalloc` | [`register_at`](Self::register_at) | everything |
     /// | mapped on a GPU (`cuMemMap`), such as expandable segments of PyTorch | [`register_at`](Self::register_at) | everything, if its allocator requested handles as POSIX file descriptors; otherwise as a pool |
-    /// | a stream-ordered pool, such as `cudaMallocAsync` | [`register_at`](Self::register_at) | input of all algorithms but `pull`, output of `pull`; otherwise copy on the stream to [`Operation::input_memory`] |
+    /// | a stream-ordered pool, such as `cudaMallocAsync` | [`register_at`](Self::register_at) | input of all algorithms but `pull` and `get-ring`, output of `pull`; otherwise copy on the stream to [`Operation::input_memory`] |
     ///
     /// A window is input and output of its operations, so it needs memory that can be used for
     /// everything. A whole arena of an allocator can be registered once:

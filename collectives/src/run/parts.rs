@@ -21,8 +21,9 @@ impl Parts {
     /// Finds the places in commands, each of which has a step of the plan as its origin.
     pub(crate) fn new(plan: &Plan, origins: &[Step], tells: Handles) -> Self {
         let (mut arrivals, mut departures) = (Vec::new(), Vec::new());
+        let arrives_with = plan.arrivals();
         for (index, step) in origins.iter().enumerate() {
-            if let Some(cell) = plan.arrives_with(step).filter(|_| tells.arrivals) {
+            if let Some(cell) = arrives_with(step).filter(|_| tells.arrivals) {
                 // Several commands can copy or add the pieces of a chunk, of which the last counts.
                 arrivals.retain(|&(_, known)| known != cell || is_wait(step));
                 if arrivals.iter().all(|&(_, known)| known != cell) {

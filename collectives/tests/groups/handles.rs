@@ -68,7 +68,8 @@ fn every_block_of_an_all_gather_arrives_by_itself() {
     for ranks in 1..=9 {
         in_group(ranks, |group| gather(group, |builder| builder));
     }
-    for algorithm in [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing] {
+    let several = [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing];
+    for algorithm in several.into_iter().chain([Algorithm::GetRing]) {
         in_group(4, |group| gather(group, |builder| builder.algorithm(algorithm).chunks(3)));
     }
     in_group(8, |group| gather(group, |one| one.algorithm(Algorithm::RecursiveDoubling)));

@@ -86,8 +86,13 @@ fn every_algorithm_gathers_columns_in_any_number_of_chunks() {
         in_process::run(ranks, |bootstrap| {
             let mut group = open(bootstrap, with_rows)?;
             let me = group.rank().index();
-            let algorithms =
-                [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing];
+            let algorithms = [
+                Algorithm::Direct,
+                Algorithm::Pull,
+                Algorithm::Ring,
+                Algorithm::DoubleRing,
+                Algorithm::GetRing,
+            ];
             for (algorithm, chunks) in
                 algorithms.into_iter().flat_map(|one| [1, 3, 8].map(|chunks| (one, chunks)))
             {

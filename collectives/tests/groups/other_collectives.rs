@@ -30,7 +30,8 @@ fn broadcast(group: &mut Host, algorithm: Algorithm, root: Rank, len: usize) -> 
 #[test]
 fn every_rank_gets_the_data_of_the_root() {
     for ranks in 1..=9 {
-        in_group(ranks, &[Algorithm::Direct, Algorithm::Ring], |group, algorithm| {
+        let algorithms = [Algorithm::Direct, Algorithm::Ring, Algorithm::GetRing];
+        in_group(ranks, &algorithms, |group, algorithm| {
             let lengths = if ranks < 4 { &LENGTHS[..] } else { &[65, 1000] };
             for (root, &len) in lengths.iter().enumerate() {
                 let root = Rank::at(root % ranks);

@@ -54,11 +54,13 @@ fn random_starts(group: &mut Group, seed: u64) -> Result<(), Error> {
     let root = Rank(rng.u32(..ranks as u32));
     let [direct, pull, ring] = [Algorithm::Direct, Algorithm::Pull, Algorithm::Ring];
     // The starts of recursive doubling have copies of several blocks.
-    let of_all_gather = [direct, pull, ring, Algorithm::DoubleRing, Algorithm::RecursiveDoubling];
-    let of_all_gather = &of_all_gather[..if ranks.is_power_of_two() { 5 } else { 4 }];
+    let get_ring = Algorithm::GetRing;
+    let of_all_gather =
+        [direct, pull, ring, Algorithm::DoubleRing, get_ring, Algorithm::RecursiveDoubling];
+    let of_all_gather = &of_all_gather[..if ranks.is_power_of_two() { 6 } else { 5 }];
     let cases: [(Collective, &[Algorithm]); 5] = [
         (Collective::AllGather, of_all_gather),
-        (Collective::Broadcast { root }, &[direct, pull, ring]),
+        (Collective::Broadcast { root }, &[direct, pull, ring, get_ring]),
         (Collective::Gather { root }, &[direct, pull]),
         (Collective::Scatter { root }, &[direct, pull]),
         (Collective::AllToAll, &[direct, pull]),

@@ -33,6 +33,8 @@ pub enum Algorithm {
     RecursiveDoubling,
     /// The root puts a part of its block to each other rank, and these exchange their parts.
     ScatterAllGather,
+    /// Every rank gets the block of the previous rank, and what that rank has received.
+    GetRing,
 }
 
 impl Algorithm {
@@ -46,6 +48,7 @@ impl Algorithm {
         Self::HierarchicalRing,
         Self::RecursiveDoubling,
         Self::ScatterAllGather,
+        Self::GetRing,
     ];
 
     /// Returns the name of the algorithm, such as `ring`.
@@ -59,6 +62,7 @@ impl Algorithm {
             Self::HierarchicalRing => "hierarchical-ring",
             Self::RecursiveDoubling => "recursive-doubling",
             Self::ScatterAllGather => "scatter-all-gather",
+            Self::GetRing => "get-ring",
         }
     }
 }
@@ -217,7 +221,7 @@ mod tests {
     fn an_unknown_name_is_an_error() {
         let error = "spiral".parse::<Algorithm>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert_snapshot!(error, @r#"unknown algorithm "spiral", expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling or scatter-all-gather"#);
+        assert_snapshot!(error, @r#"unknown algorithm "spiral", expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling, scatter-all-gather or get-ring"#);
         let error = "late".parse::<FlagOrder>().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert_snapshot!(error, @r#"unknown flag order "late", expected prompt, batched, network-first or interleaved"#);

@@ -101,7 +101,8 @@ pub enum Flag {
         /// The lane that waits for the flag.
         lane: LaneId,
     },
-    /// Signals that a chunk of a block has arrived in the output of the waiting rank.
+    /// Signals that a chunk of a block has arrived in the output of the waiting rank, or in that of
+    /// the peer from which the waiting rank gets the chunk.
     Arrived {
         /// The chunk of a block that has arrived.
         cell: Cell,
@@ -117,10 +118,10 @@ pub enum Flag {
         /// The lane that waits for the flag.
         lane: LaneId,
     },
-    /// Signals that rank `by` has read the input of the waiting rank, so that this memory may be
-    /// reused.
+    /// Signals that rank `by` has read all that it gets from the waiting rank, so that this memory
+    /// may be reused.
     Taken {
-        /// The rank whose gets from the input are complete.
+        /// The rank whose gets are complete.
         #[serde(with = "RankNumber")]
         by: Rank,
         /// The lane that waits for the flag.
@@ -311,21 +312,25 @@ impl Plan {
         entry.chain(steps).chain(exit).collect()
     }
 
-    /// Returns the chunk that is in the output of this rank after `step`, if the step is one that
-    /// brings or announces a chunk of the output.
+    /// Returns a function that tells which chunk is in the output of this rank after a step, if the
+    /// step is one that brings or announces a chunk of the output.
     ///
     /// The steps of a lane are complete in order, so these chunks arrive in the order of the steps.
     /// A chunk that is announced to several lanes is complete with the first of them. No step has
     /// the chunks of this rank's own block in place, which are there from the beginning, and those
     /// that are announced together with another one, which are there at the end.
-    pub fn arrives_with(&self, step: &Step) -> Option<Cell> {
-        match *step {
-            Step::Put { peer, cell, .. } if peer == self.rank => {
-                Some(cell).filter(|_| !step.contributes(self.collective))
+    pub fn arrivals(&self) -> impl Fn(&Step) -> Option<Cell> + use<> {
+        let &Self { rank, collective, .. } = self;
+        let steps = self.lanes.iter().flat_map(|lane| &lane.steps);
+        // A rank that gets is told of chunks that it can get, and not of those that it has.
+        let gets = steps.into_iter().any(|step| matches!(step, Step::Get { .. }));
+
+        move |step| match *step {
+            Step::Put { peer, cell, .. } if peer == rank => {
+                Some(cell).filter(|_| !step.contributes(collective))
             }
-            Step::Get { cell, .. }
-            | Step::Reduce { cell, .. }
-            | Step::Wait { flag: Flag::Arrived { cell, .. } } => Some(cell),
+            Step::Get { cell, .. } | Step::Reduce { cell, .. } => Some(cell),
+            Step::Wait { flag: Flag::Arrived { cell, .. } } => Some(cell).filter(|_| !gets),
             _ => None,
         }
     }

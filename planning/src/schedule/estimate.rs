@@ -344,6 +344,20 @@ impl EffectiveLink {
         begun.min(self.in_flight.div_ceil(chunks)).min(peers)
     }
 
+    /// Returns the link with its gets in the place of its puts.
+    ///
+    /// A get reads from the memory of a peer, whose cache may hold the bytes, in any case. So its
+    /// time does not depend on whether the peer has just received them.
+    pub(crate) fn of_gets(&self) -> Self {
+        Self {
+            put: self.get,
+            flow: self.get_flow,
+            passed_on_put: 0,
+            passed_on: f64::INFINITY,
+            ..*self
+        }
+    }
+
     /// Returns the link as one of `directions` lanes gets it, which copy at the same time.
     pub(crate) fn shared_by(&self, directions: u64) -> Self {
         let send = self.send / directions as f64;

@@ -14,6 +14,7 @@
 // | --- | --- | --- |
 // | `direct.rs` | direct, pull | all; pull no reductions |
 // | `ring.rs` | ring, double ring | all-gather, broadcast (ring) |
+// | `get_ring.rs` | get ring | all-gather, broadcast |
 // | `hierarchical.rs` | hierarchical, hierarchical ring | all-gather |
 // | `doubling.rs` | recursive doubling | all-gather, of a power of two of ranks |
 // | `steps.rs` | | steps and the order of peers, for all schedules |
@@ -34,6 +35,7 @@ use crate::topology::Topology;
 mod direct;
 mod doubling;
 pub(crate) mod estimate;
+mod get_ring;
 mod hierarchical;
 mod ring;
 mod scatter;
@@ -150,7 +152,7 @@ pub struct Schedule {
     pub(crate) traffic: fn(&CostRequest<'_>) -> [Traffic; 2],
 }
 
-const SCHEDULES: [Schedule; 8] = [
+const SCHEDULES: [Schedule; 9] = [
     direct::DIRECT,
     direct::PULL,
     ring::RING,
@@ -159,6 +161,7 @@ const SCHEDULES: [Schedule; 8] = [
     hierarchical::HIERARCHICAL_RING,
     doubling::RECURSIVE_DOUBLING,
     scatter::SCATTER_ALL_GATHER,
+    get_ring::GET_RING,
 ];
 
 /// Returns the [`Schedule`] of `algorithm`, which holds its functions and properties.
@@ -174,7 +177,7 @@ pub fn schedule(algorithm: Algorithm) -> &'static Schedule {
 /// many lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Movement {
-    /// Whether ranks read blocks from the inputs of their peers, instead of writing to them.
+    /// Whether ranks read blocks from the memory of their peers, instead of writing to it.
     pub gets: bool,
     /// Whether ranks forward blocks that they have received.
     pub forwards: bool,
@@ -377,7 +380,7 @@ mod tests {
         let broadcast = |root| of(Collective::Broadcast { root: Rank(root) });
         let all_to_all = of(Collective::AllToAll);
         assert_snapshot!(error(Algorithm::Direct, Rank(0), broadcast(3)), @"root is 3, expected a rank below 3");
-        assert_snapshot!(error(Algorithm::DoubleRing, Rank(0), broadcast(0)), @"algorithm double-ring does not support broadcast, expected direct or pull or ring or scatter-all-gather");
+        assert_snapshot!(error(Algorithm::DoubleRing, Rank(0), broadcast(0)), @"algorithm double-ring does not support broadcast, expected direct or pull or ring or scatter-all-gather or get-ring");
         assert_snapshot!(error(Algorithm::Ring, Rank(0), all_to_all), @"algorithm ring does not support all-to-all, expected direct or pull");
         let in_place = Shape { in_place: true, ..all_to_all };
         assert_snapshot!(error(Algorithm::Direct, Rank(0), in_place), @"in_place is true, expected false: an all-to-all cannot run in place");

@@ -26,7 +26,7 @@ use peerlane_hal::Rank;
 
 use super::estimate::{ClusterSums, CostRequest, EffectiveLink, PathEstimate, Term, Traffic};
 use super::steps::{after, arrived, put, signal, wait, writable};
-use super::{PlanRequest, Schedule};
+use super::{PlanRequest, Schedule, schedule};
 use crate::collective::Collective;
 use crate::links::transfer_picoseconds;
 use crate::plan::{Algorithm, Cell, Lane, LaneId, Source, Step, Tier};
@@ -75,7 +75,8 @@ fn forwards(sums: &ClusterSums) -> bool {
 fn traffic(request: &CostRequest<'_>) -> [Traffic; 2] {
     let sums = request.sums;
     let every = sums.moved_bytes;
-    // A rank puts all blocks but that of the next rank, which can be the shortest.
+    // A rank puts all blocks but that of the next rank, or gets all but its own. The missing block
+    // can be the shortest.
     let of_rank = sums.total_bytes.saturating_sub(sums.block_bytes_min);
     if !request.has_network() {
         return [Traffic::new(of_rank, every), Traffic::default()];
@@ -147,7 +148,7 @@ fn empty_lanes(request: &PlanRequest<'_>, directions: usize) -> Vec<Lane> {
 }
 
 /// Returns the ranks in the order of the ring, node after node, beginning with this rank.
-fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
+pub(super) fn ring_order(request: &PlanRequest<'_>) -> Vec<Rank> {
     let &PlanRequest { topology, rank, .. } = request;
     let node = topology.node(rank);
     let mates = topology.members(node);
@@ -287,11 +288,15 @@ impl Direction<'_> {
     }
 }
 
-fn source(hop: usize) -> Source {
+/// Returns the buffer that holds a block which has made so many hops.
+pub(super) fn source(hop: usize) -> Source {
     if hop == 0 { Source::Input } else { Source::Output }
 }
 
 /// Estimates the time of the longest path through a ring with `ways` directions.
+///
+/// If ranks get instead of putting, the links of the hops have the times of gets, and each hop but
+/// the first one begins with a relay.
 ///
 /// The path goes through a node of `node_ranks` ranks.
 fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstimate {
@@ -299,7 +304,8 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
         return broadcast_estimate(request, node_ranks);
     }
 
-    let CostRequest { sums, links, .. } = *request;
+    let CostRequest { algorithm, sums, links, .. } = *request;
+    let gets = schedule(algorithm).gets;
     let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
     let hop_links = HopLinks::new(request, node_ranks, ways);
     let slowest = hop_links.slowest(request, |link| chunk_time(request, link));
@@ -353,18 +359,24 @@ fn estimate(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> PathEstima
     );
 
     let mut terms = vec![
-        Term::new("ready", ready, "of the next rank"),
+        Term::new("ready", ready, ready_note(gets)),
         request.self_copy_term(&own, all.saturating_add(waits)),
-        Term::new("puts", all, note),
+        Term::new(if gets { "gets" } else { "puts" }, all, note),
     ];
     if hops > 0 {
         terms.push(Term::new("waits for the next chunk", waits, format!("on {hops} steps")));
-        terms.push(Term::new("last arrival", last_arrival, ""));
+        let last = if gets { "last taken" } else { "last arrival" };
+        terms.push(Term::new(last, last_arrival, ""));
     }
 
     let submits = peers.saturating_mul(chunks).saturating_mul(slowest.submit);
     let host = submits.saturating_add(request.self_puts().saturating_mul(own.submit));
     PathEstimate { terms, host }
+}
+
+/// Returns which rank is waited for before a rank puts, or with `gets` before it gets.
+fn ready_note(gets: bool) -> &'static str {
+    if gets { "of the previous rank" } else { "of the next rank" }
 }
 
 /// Returns how long a rank takes to send all its blocks at the rates of its links.
@@ -381,7 +393,7 @@ fn time_of_sends(
     let inside_blocks = if request.has_network() && node_ranks == 2 { one_way } else { peers };
     let out_blocks = if node_ranks > 1 { one_way } else { peers };
 
-    let HopLinks { inside, local, network } = hop_links;
+    let HopLinks { inside, local, network, .. } = hop_links;
     let blocks = |count: u64| request.sums.block_bytes_max.saturating_mul(count);
     let inside_time = match local.by_processor {
         _ if !inside => 0,
@@ -410,7 +422,9 @@ fn time_of_journey(
     let passed_on = |link: &EffectiveLink| link.passed_on(1, request.chunk_bytes());
     let forwarded =
         |link: &EffectiveLink| chunk_time(request, link).saturating_add(passed_on(link));
-    let near_hop = forwarded(&hop_links.local).saturating_add(hop_links.local.hop);
+    let near_hop = forwarded(&hop_links.local)
+        .saturating_add(hop_links.local.hop)
+        .saturating_add(hop_links.inside_relay);
     let far_hop =
         forwarded(&hop_links.network).saturating_add(hop_links.network.hop).saturating_add(relay);
 
@@ -427,14 +441,17 @@ fn time_of_journey(
     // The other chunks follow at the pace of the slowest hop.
     let others = forwarded(slowest).saturating_mul(request.chunks() - 1);
     // The path begins at the rank that provides the block, and its put forwards nothing.
-    first.saturating_add(others).saturating_sub(passed_on(&hop_links.local).min(passed_on(slowest)))
+    first
+        .saturating_add(others)
+        .saturating_sub(passed_on(&hop_links.local).min(passed_on(slowest)))
+        .saturating_sub(hop_links.inside_relay)
 }
 
 /// Returns whether one start of the operation can overlap with the next start.
 ///
-/// This needs alternating outputs, and copies by an engine instead of a processor.
+/// This needs puts to alternating outputs, by an engine instead of a processor.
 fn overlaps(request: &CostRequest<'_>, link: &EffectiveLink) -> bool {
-    request.shape.outputs > 1 && !link.by_processor
+    request.shape.outputs > 1 && !link.by_processor && !schedule(request.algorithm).gets
 }
 
 /// Reduces the time `even`, which assumes blocks of the largest length, if blocks differ in length.
@@ -466,14 +483,20 @@ struct HopLinks {
     inside: bool,
     local: EffectiveLink,
     network: EffectiveLink,
+    /// The additional time of a hop inside a node in which one lane gets and another one announces,
+    /// for all hops but the first.
+    inside_relay: u64,
 }
 
 impl HopLinks {
     fn new(request: &CostRequest<'_>, node_ranks: u64, ways: u64) -> Self {
         let links = request.links;
+        let gets = schedule(request.algorithm).gets;
+        let of_copies = |link: EffectiveLink| if gets { link.of_gets() } else { link };
         let local = EffectiveLink::new(links, Some(Tier::Local), node_ranks, node_ranks);
         // The ring leaves each node once in each direction.
         let network = EffectiveLink::new(links, Some(Tier::Network), node_ranks, ways);
+        let own = EffectiveLink::new(links, None, node_ranks, node_ranks);
 
         // Both directions of a rank use the same link, unless one of them leaves the node: their
         // puts begin together, and share the rate.
@@ -481,8 +504,9 @@ impl HopLinks {
         let network_ways = if node_ranks == 1 { ways } else { 1 };
         Self {
             inside: !request.has_network() || node_ranks > 1,
-            local: local.shared_by(local_ways),
-            network: network.shared_by(network_ways),
+            local: of_copies(local).shared_by(local_ways),
+            network: of_copies(network).shared_by(network_ways),
+            inside_relay: if gets { own.hop } else { 0 },
         }
     }
 
@@ -501,7 +525,7 @@ impl HopLinks {
     }
 }
 
-/// Returns the time of one hop of a chunk, including a wait, a put and a signal.
+/// Returns the time of one hop of a chunk, including a wait, a copy and a signal.
 fn chunk_time(request: &CostRequest<'_>, link: &EffectiveLink) -> u64 {
     // While the rank puts a chunk, it receives another one.
     let chunk = link.puts(1, request.chunk_bytes()).max(link.receives(request.chunk_bytes()));
@@ -531,13 +555,15 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     let relay = if between > 0 && hop_links.inside { own.hop } else { 0 };
 
     let HopLinks { local, network, .. } = &hop_links;
-    let near_hop = forwarded(local).saturating_add(local.hop);
+    let near_hop =
+        forwarded(local).saturating_add(local.hop).saturating_add(hop_links.inside_relay);
     let far_hop = forwarded(network).saturating_add(network.hop).saturating_add(relay);
     let first = far_hop
         .saturating_mul(between)
         .saturating_add(near_hop.saturating_mul(hops - between))
-        // The put of the root forwards nothing.
-        .saturating_sub(forwarded(slowest) - chunk_time(request, slowest));
+        // The put of the root forwards nothing, and a get from the root needs no relay.
+        .saturating_sub(forwarded(slowest) - chunk_time(request, slowest))
+        .saturating_sub(hop_links.inside_relay);
     let others = forwarded(slowest).saturating_mul(request.chunks() - 1);
 
     // If only network lanes have work, they start on a flag from lane 0 and end with one to it.
@@ -553,7 +579,7 @@ fn broadcast_estimate(request: &CostRequest<'_>, node_ranks: u64) -> PathEstimat
     );
 
     let mut terms = vec![
-        Term::new("ready", ready, "of the next rank"),
+        Term::new("ready", ready, ready_note(schedule(request.algorithm).gets)),
         request.self_copy_term(&own, first.saturating_add(others)),
     ];
     if hops > 0 {

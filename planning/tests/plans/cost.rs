@@ -75,6 +75,12 @@ fn times_are_those_computed_by_hand() {
     assert_eq!(micros(Algorithm::Ring, &four, in_place, 20_000), 10.0 + 3.0 * 21.0 + 3.0 * 10.0);
     // In two chunks of 1 + 10 the hop hides all but 10 - 11 of itself behind the other chunk.
     assert_eq!(micros(Algorithm::Ring, &four, two_chunks, 20_000), 10.0 + 6.0 * 11.0 + 10.0);
+    // In a get ring, two of the three steps also wait for a relay inside the previous rank. The other
+    // chunk does not hide that.
+    assert_eq!(micros(Algorithm::GetRing, &four, in_place, 20_000), 10.0 + 3.0 * 21.0 + 5.0 * 10.0);
+    assert_eq!(micros(Algorithm::GetRing, &four, two_chunks, 20_000), {
+        10.0 + 3.0 * 11.0 + 11.0 + 5.0 * 10.0
+    });
     // Gets of half the rate; and what was just put here costs 2 µs and 1 ns a byte more.
     let mut far = plain();
     far.local.get_bytes_per_second = Some(0.5e9);
@@ -86,6 +92,8 @@ fn times_are_those_computed_by_hand() {
     let passed_on = 2.0 * (2.0 + 20.0);
     let ring = 10.0 + 3.0 * 21.0 + 3.0 * 10.0 + passed_on;
     assert_eq!(micros_far(Algorithm::Ring, in_place), ring);
+    let get_ring = 10.0 + 3.0 * 41.0 + 5.0 * 10.0;
+    assert_eq!(micros_far(Algorithm::GetRing, in_place), get_ring);
     assert_eq!(micros_far(Algorithm::Direct, in_place), 10.0 + 3.0 * 21.0 + 10.0);
     // Nodes 2 x 2: one block over the network, which home passes on: 1 + 20, the hop, 1 + 20 again.
     let tiers = Shape { tiers: true, ..in_place };

@@ -132,7 +132,7 @@ fn direct_with_batched_flags_in_two_chunks() {
 
 #[test]
 fn algorithms_of_one_node() {
-    for algorithm in [Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing] {
+    for algorithm in [Algorithm::Pull, Algorithm::Ring, Algorithm::DoubleRing, Algorithm::GetRing] {
         for ranks in 1..=4 {
             compare(algorithm, ranks, Shape::default());
         }
@@ -178,11 +178,12 @@ fn hierarchical_algorithms() {
 #[test]
 fn broadcasts() {
     let of = |root| Collective::Broadcast { root: Rank(root) };
+    let shape = Shape { collective: of(1), chunks: 2, ..Shape::default() };
+    compare(Algorithm::GetRing, 3, shape);
     for algorithm in [Algorithm::Direct, Algorithm::Ring] {
         for ranks in 1..=4 {
             compare(algorithm, ranks, Shape { collective: of(0), ..Shape::default() });
         }
-        let shape = Shape { collective: of(1), chunks: 2, ..Shape::default() };
         compare(algorithm, 3, shape);
         compare(algorithm, 3, Shape { in_place: true, flags: FlagOrder::Batched, ..shape });
         compare_nodes(algorithm, &[3, 1, 2], Shape { tiers: true, ..shape }, GoldenRanks::All);

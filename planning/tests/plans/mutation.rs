@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use fastrand::Rng;
 use peerlane_planning::collective::Collective;
-use peerlane_planning::plan::{Algorithm, FlagOrder, Plan};
+use peerlane_planning::plan::{Algorithm, Flag, FlagOrder, Plan, Step};
 use peerlane_planning::schedule::algorithms;
 use peerlane_planning::verify::{FaultClass, verify};
 
@@ -70,12 +70,15 @@ fn broken_plans_of_one_fabric_are_refused() {
     check(Form::Flat(Algorithm::Pull));
     check(Form::Flat(Algorithm::DoubleRing));
     check(Form::Flat(Algorithm::RecursiveDoubling));
+    check(Form::Flat(Algorithm::GetRing));
     check(Form::Nodes(Algorithm::Hierarchical));
 }
 
 #[test]
 fn broken_plans_with_a_network_are_refused() {
-    algorithms(Collective::AllGather).for_each(|algorithm| check(Form::Tiers(algorithm)));
+    // The get ring has no plans for a network.
+    let tiered = algorithms(Collective::AllGather).filter(|one| *one != Algorithm::GetRing);
+    tiered.for_each(|algorithm| check(Form::Tiers(algorithm)));
 }
 
 #[test]
@@ -125,6 +128,8 @@ fn broken_broadcasts_are_refused() {
     check(Form::Goal(BROADCAST, Algorithm::Direct));
     check(Form::Goal(BROADCAST, Algorithm::Pull));
     check(Form::GoalOfTiers(BROADCAST, Algorithm::Ring));
+    check(Form::Goal(BROADCAST, Algorithm::GetRing));
+    check(Form::GoalInTurn(BROADCAST, Algorithm::GetRing));
 }
 
 #[test]
@@ -218,6 +223,67 @@ fn an_arrival_that_another_rank_announces_is_refused() {
     assert_eq!(verify(&plans).unwrap_err().class(), FaultClass::Missing);
     let oracle = oracle(&plans).unwrap();
     assert_eq!((0..200).find_map(|seed| oracle.run(seed).err()), Some(Harm::WrongBytes));
+}
+
+/// A signal to another rank does not say that a get is complete.
+#[test]
+fn a_get_that_the_getting_lane_announces_to_the_next_rank_is_refused() {
+    let mut plans = Form::Flat(Algorithm::GetRing).plans(3, 1, false);
+    edit(&mut plans[0], "wait arrived 2.0 for lane 1\n  signal arrived 2.0 to 1", "");
+    edit(&mut plans[0], "signal arrived 2.0 for lane 1 to 0", "signal arrived 2.0 to 1");
+    assert_eq!(verify(&plans).unwrap_err().class(), FaultClass::ReadEarly);
+    let oracle = oracle(&plans).unwrap();
+    assert_eq!((0..200).find_map(|seed| oracle.run(seed).err()), Some(Harm::WrongBytes));
+}
+
+#[test]
+fn every_flag_of_a_get_ring_is_needed() {
+    let forms = [
+        Form::Flat(Algorithm::GetRing),
+        Form::GoalInTurn(Collective::AllGather, Algorithm::GetRing),
+        Form::Goal(BROADCAST, Algorithm::GetRing),
+        Form::GoalInTurn(BROADCAST, Algorithm::GetRing),
+    ];
+    for (form, ranks, chunks) in
+        forms.into_iter().flat_map(|form| [(form, 2, 2), (form, 3, 1), (form, 4, 3)])
+    {
+        for in_place in [false, true] {
+            let correct = form.plans(ranks, chunks, in_place);
+            for (rank, lane, at) in places(&correct) {
+                let step = correct[rank].lanes[lane].steps[at];
+                let mut plans = correct.clone();
+                plans[rank].lanes[lane].steps.remove(at);
+                let Step::Signal { peer, flag } = step else {
+                    let is_wait = matches!(step, Step::Wait { .. });
+                    let class = if is_wait { FaultClass::Unbalanced } else { FaultClass::Missing };
+                    assert_eq!(verify(&plans).unwrap_err().class(), class, "{form:?}, {step:?}");
+                    continue;
+                };
+                assert_eq!(verify(&plans).unwrap_err().class(), FaultClass::Unbalanced);
+
+                // Without the signal and its wait, a rank relies on what it does not know.
+                for lane in &mut plans[peer.index()].lanes {
+                    lane.steps.retain(|step| *step != Step::Wait { flag });
+                }
+                let expected = match flag {
+                    Flag::Taken { .. } => FaultClass::Overwritten,
+                    _ => FaultClass::ReadEarly,
+                };
+                let fault = verify(&plans).unwrap_err();
+                assert_eq!(fault.class(), expected, "{form:?}, {ranks} ranks, {flag:?}: {fault}");
+            }
+        }
+    }
+}
+
+/// Returns the rank, the lane and the index of each step.
+fn places(plans: &[Plan]) -> Vec<(usize, usize, usize)> {
+    let lanes = plans.iter().enumerate().flat_map(|(rank, plan)| {
+        plan.lanes.iter().enumerate().map(move |(number, lane)| (rank, number, lane))
+    });
+    let steps = lanes
+        .flat_map(|(rank, number, lane)| (0..lane.steps.len()).map(move |at| (rank, number, at)));
+    steps.collect()
 }
 
 /// Creates an oracle with blocks that every number of chunks up to 4 divides evenly.

@@ -134,7 +134,7 @@ fn indentation_and_blank_lines_are_ignored() {
 #[test]
 fn faults_in_the_header_are_named() {
     assert_snapshot!(fault(""), @r#"invalid plan, line 1 "": expected all-gather, broadcast, all-to-all, gather, scatter, reduce-scatter, all-reduce, reduce, scan or exscan, found the end of the line"#);
-    assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"invalid plan, line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling or scatter-all-gather, found "spiral""#);
+    assert_snapshot!(fault("\n\nall-gather spiral: rank"), @r#"invalid plan, line 3 "all-gather spiral: rank": expected direct, pull, ring, double-ring, hierarchical, hierarchical-ring, recursive-doubling, scatter-all-gather or get-ring, found "spiral""#);
     assert_snapshot!(fault("all-gather direct rank 0 of 2"), @r#"invalid plan, line 1 "all-gather direct rank 0 of 2": expected ":", found "rank""#);
     assert_snapshot!(fault("all-gather direct: rank -1 of 2"), @r#"invalid plan, line 1 "all-gather direct: rank -1 of 2": expected the number of a rank, found "-1""#);
     assert_snapshot!(fault("all-gather direct: rank 0 of 4294967296"), @r#"invalid plan, line 1 "all-gather direct: rank 0 of 4294967296": expected the number of ranks, found "4294967296""#);

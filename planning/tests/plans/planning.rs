@@ -86,6 +86,28 @@ fn a_ring_puts_to_the_next_rank_only() {
 }
 
 #[test]
+fn a_get_ring_gets_from_the_previous_rank_only() {
+    for ranks in 1..=9 {
+        let topology = Topology::flat(ranks).unwrap();
+        for plan in schedule::plans(Algorithm::GetRing, &topology, Shape::default()).unwrap() {
+            let steps = plan.lanes.iter().flat_map(|lane| &lane.steps);
+            let gets = steps.filter_map(|step| match *step {
+                Step::Get { peer, cell, from } => Some((peer, cell.block, from)),
+                _ => None,
+            });
+            let before = |by: usize| Rank::at((plan.rank.index() + ranks - by) % ranks);
+            let expected = (1..ranks).map(|hop| {
+                let from = if hop == 1 { Source::Input } else { Source::Output };
+                (before(1), before(hop), from)
+            });
+            assert_eq!(gets.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+            // The block that has come furthest goes no further.
+            assert_eq!(plan.lanes[1].steps.len(), 2 * ranks.saturating_sub(2));
+        }
+    }
+}
+
+#[test]
 fn a_ring_leaves_each_node_once() {
     let topology = Topology::of_nodes(&[0, 1, 0, 2, 1, 0]).unwrap();
     let plans = schedule::plans(Algorithm::Ring, &topology, tiered(1)).unwrap();

@@ -1,7 +1,7 @@
 //! Runs every collective and algorithm on random topologies of 1 to 64 ranks, in random shapes,
 //! with random delays.
 //!
-//! Each start must give the result that the collective defines, and the plans must be proven. 1,000
+//! Each start must give the result that the collective defines, and the plans must be proven. 1,500
 //! cases run, and 10,000 if `PEERLANE_SEEDS` is set. `PEERLANE_PROPERTY_CASES` sets another number
 //! of cases, and `PEERLANE_PROPERTY_FIRST` the number of the first one, to repeat a case that
 //! failed.
@@ -20,7 +20,7 @@ use peerlane_planning::verify::{Budget, prove, verify};
 use crate::support::cases::number_of_cases;
 use crate::support::oracle::Oracle;
 
-const SOME_CASES: u64 = 1000;
+const SOME_CASES: u64 = 1500;
 const ALL_CASES: u64 = 10_000;
 /// One case of this many is large.
 const LARGE: u64 = 200;
@@ -179,7 +179,7 @@ fn results_are_as_defined() {
 
 #[test]
 fn cases_are_of_every_kind() {
-    let cases: Vec<Case> = (0..1500).map(Case::new).collect();
+    let cases: Vec<Case> = (0..SOME_CASES).map(Case::new).collect();
     let some = |holds: &dyn Fn(&Case) -> bool| assert!(cases.iter().any(holds));
     for &algorithm in Algorithm::ALL {
         some(&|case| case.algorithm == algorithm && case.shape.tiers);

@@ -137,6 +137,28 @@ fn a_ring_takes_a_put_and_a_flag_for_each_step() {
 }
 
 #[test]
+fn a_get_ring_takes_a_get_a_relay_and_a_flag_for_each_step() {
+    for ranks in 2..=9u64 {
+        let mut links = links();
+        links.local.get_seconds = 100e-12;
+        (links.local.flag_seconds, links.own.flag_seconds) = (30e-12, 7e-12);
+        let topology = Topology::flat(ranks as usize).unwrap();
+        let shape = Shape { in_place: true, ..Shape::default() };
+        let bytes = vec![6400; ranks as usize];
+        let options = Options::default();
+        let whole = simulate(Algorithm::GetRing, &topology, &bytes, shape, &links, &options);
+        // The first get waits for `ready` instead of a relay, and the last one ends with `taken`.
+        let steps = 30 + (ranks - 1) * (100 + 6400) + (ranks - 2) * (7 + 30) + 30;
+        // Lane 1 begins and ends with a flag, both while lane 0 gets.
+        assert_eq!(whole.end_ps(), steps);
+        // In chunks a step's flags are hidden behind the next chunk.
+        let shape = Shape { chunks: 10, ..shape };
+        let chunks = simulate(Algorithm::GetRing, &topology, &bytes, shape, &links, &options);
+        assert_eq!(chunks.end_ps(), 30 + (ranks - 1) * 10 * (100 + 640) + 30);
+    }
+}
+
+#[test]
 fn direct_takes_a_put_for_each_peer_and_pull_the_same() {
     for ranks in 2..=9u64 {
         let mut links = links();

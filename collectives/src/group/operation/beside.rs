@@ -2,9 +2,9 @@
 
 use std::any::Any;
 use std::fmt;
+use std::time::Duration;
 
 use peerlane_hal::{Deadline, ErrorKind, Rank, Stream};
-use std::time::Duration;
 
 use super::handles::BlockPart;
 use super::{OpenStart, Operation, OutputPart, State, begin_use};
@@ -60,12 +60,90 @@ impl<T> Operation<T> {
     /// # Errors
     /// As [`start_on`](Self::start_on); and [`InvalidArgument`](ErrorKind::InvalidArgument) if the
     /// operation has no handles, or if its blocks depart in a lane of the network.
-    pub fn start_beside<'a, S: Stream>(
-        &'a mut self,
-        stream: &'a S,
-    ) -> Result<BesideStart<'a, T>, Error> {
-        let start = self.state.start_beside(stream)?;
-        Ok(BesideStart { operation: self, stream, readers: Vec::new(), start, is_joined: false })
+    pub fn start_beside<S: Stream + Clone + Send>(
+        &mut self,
+        stream: &S,
+    ) -> Result<BesideStart<'_, T>, Error> {
+        let handle = Handle::new(&mut self.state, stream)?;
+        Ok(BesideStart { operation: self, handle })
+    }
+
+    /// Starts the operation as [`start_beside`](Self::start_beside), and returns a handle that owns
+    /// it, so that the handle can be stored. Collective.
+    ///
+    /// # Errors
+    /// As [`start_beside`](Self::start_beside). The operation is returned with the error.
+    pub fn into_beside<S: Stream + Clone + Send>(
+        mut self,
+        stream: &S,
+    ) -> Result<OwnedBesideStart<T>, (Self, Error)> {
+        match Handle::new(&mut self.state, stream) {
+            Ok(handle) => Ok(OwnedBesideStart { operation: Some(self), handle }),
+            Err(error) => Err((self, error)),
+        }
+    }
+}
+
+/// What the handles of a start beside a stream are made of.
+struct Handle {
+    stream: Box<dyn Any + Send>,
+    /// The streams that read the output.
+    readers: Vec<Box<dyn Any + Send>>,
+    start: Start,
+    is_joined: bool,
+}
+
+impl Handle {
+    fn new<S: Stream + Clone + Send>(state: &mut State, stream: &S) -> Result<Self, Error> {
+        let start = state.start_beside(stream)?;
+        let stream = Box::new(stream.clone());
+        Ok(Self { stream, readers: Vec::new(), start, is_joined: false })
+    }
+
+    fn wait_on<S: Stream + Clone + Send>(
+        &mut self,
+        state: &State,
+        block: BlockPart,
+        stream: &S,
+    ) -> Result<(), Error> {
+        state.order_after_arrival(block, stream)?;
+        self.readers.push(Box::new(stream.clone()));
+        Ok(())
+    }
+
+    fn wait_for_block(
+        &self,
+        state: &State,
+        block: BlockPart,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        let deadline = state.prepared.tracker().deadline();
+        let start = OpenStart { epoch: self.eager()?, deadline };
+        state.wait_arrival(start, block, Some(Deadline::after(limit)))
+    }
+
+    fn join(&mut self, state: &State) -> Result<(), Error> {
+        if std::mem::replace(&mut self.is_joined, true) {
+            return Ok(());
+        }
+        let readers: Vec<&dyn Any> =
+            self.readers.iter().map(|reader| &**reader as &dyn Any).collect();
+        state.prepared.join_beside(&readers, &*self.stream)
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        match self.start {
+            Start::Eager(epoch) => Some(epoch),
+            Start::Captured(_) => None,
+        }
+    }
+
+    fn eager(&self) -> Result<u64, Error> {
+        self.epoch().ok_or_else(|| {
+            let text = "this start was recorded into a graph and has not run; have a stream of the \
+                        capture wait for its blocks";
+            Error::new(ErrorKind::InvalidArgument, text)
+        })
     }
 }
 
@@ -77,14 +155,10 @@ impl<T> Operation<T> {
 #[must_use = "a dropped handle says that what reads the output is already on the streams"]
 pub struct BesideStart<'a, T> {
     operation: &'a mut Operation<T>,
-    stream: &'a dyn Any,
-    /// The other streams that read the output.
-    readers: Vec<&'a dyn Any>,
-    start: Start,
-    is_joined: bool,
+    handle: Handle,
 }
 
-impl<'a, T> BesideStart<'a, T> {
+impl<T> BesideStart<'_, T> {
     /// Has later work on a stream follow the arrival of a block in the output.
     ///
     /// The stream reads the block before the next start overwrites it, and before the work that the
@@ -99,15 +173,12 @@ impl<'a, T> BesideStart<'a, T> {
     /// block arrives on this rank, or the lane must first read a block that has not departed;
     /// [`Mismatch`](ErrorKind::Mismatch) for a stream of another backend or device; the reason why
     /// the group has ended.
-    pub fn wait_on<S: Stream>(
+    pub fn wait_on<S: Stream + Clone + Send>(
         &mut self,
         block: impl Into<BlockPart>,
-        stream: &'a S,
+        stream: &S,
     ) -> Result<(), Error> {
-        let stream: &dyn Any = stream;
-        self.operation.state.order_after_arrival(block.into(), stream)?;
-        self.add_reader(stream);
-        Ok(())
+        self.handle.wait_on(&self.operation.state, block.into(), stream)
     }
 
     /// Lets the start read a block of the input behind the work that a stream holds now.
@@ -134,7 +205,7 @@ impl<'a, T> BesideStart<'a, T> {
     /// As [`Started::has_arrived`](super::Started::has_arrived);
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the start was recorded into a graph.
     pub fn has_arrived(&mut self, block: impl Into<BlockPart>) -> Result<bool, Error> {
-        let epoch = self.eager()?;
+        let epoch = self.handle.eager()?;
         self.operation.state.has_arrived(epoch, block.into())
     }
 
@@ -149,15 +220,12 @@ impl<'a, T> BesideStart<'a, T> {
         block: impl Into<BlockPart>,
         limit: Duration,
     ) -> Result<bool, Error> {
-        let state = &self.operation.state;
-        let start =
-            OpenStart { epoch: self.eager()?, deadline: state.prepared.tracker().deadline() };
-        state.wait_arrival(start, block.into(), Some(Deadline::after(limit)))
+        self.handle.wait_for_block(&self.operation.state, block.into(), limit)
     }
 
     /// Returns the address range of the output, as [`Lease::output`](super::Lease::output).
     pub fn output(&self) -> MemoryRange {
-        self.operation.state.output_memory(self.start)
+        self.operation.state.output_memory(self.handle.start)
     }
 
     /// Returns the address range of a part of the output, such as the block of a [`Rank`].
@@ -165,7 +233,7 @@ impl<'a, T> BesideStart<'a, T> {
     /// # Errors
     /// As [`Lease::output_of`](super::Lease::output_of).
     pub fn output_of(&self, part: impl Into<OutputPart>) -> Result<MemoryRange, Error> {
-        self.operation.state.memory_of(self.start, part.into())
+        self.operation.state.memory_of(self.handle.start, part.into())
     }
 
     /// Returns the address range of the block for a rank in the input.
@@ -178,10 +246,7 @@ impl<'a, T> BesideStart<'a, T> {
 
     /// Returns the sequence number of this start, or `None` if a graph has recorded it.
     pub fn epoch(&self) -> Option<u64> {
-        match self.start {
-            Start::Eager(epoch) => Some(epoch),
-            Start::Captured(_) => None,
-        }
+        self.handle.epoch()
     }
 
     /// Has the later work of the stream of the start follow the whole start, and what the streams
@@ -193,41 +258,109 @@ impl<'a, T> BesideStart<'a, T> {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if a block has not departed, which is named;
     /// the reason why the group has ended.
     pub fn finish(mut self) -> Result<(), Error> {
-        self.join()
-    }
-
-    fn join(&mut self) -> Result<(), Error> {
-        if std::mem::replace(&mut self.is_joined, true) {
-            return Ok(());
-        }
-        self.operation.state.prepared.join_beside(&self.readers, self.stream)
-    }
-
-    fn add_reader(&mut self, stream: &'a dyn Any) {
-        let is_same = |known: &&dyn Any| std::ptr::addr_eq(*known, stream);
-        if !is_same(&self.stream) && !self.readers.iter().any(is_same) {
-            self.readers.push(stream);
-        }
-    }
-
-    fn eager(&self) -> Result<u64, Error> {
-        self.epoch().ok_or_else(|| {
-            let text = "this start was recorded into a graph and has not run; have a stream of the capture wait for \
-                        its blocks";
-            Error::new(ErrorKind::InvalidArgument, text)
-        })
+        self.handle.join(&self.operation.state)
     }
 }
 
 impl<T> Drop for BesideStart<'_, T> {
     fn drop(&mut self) {
         // The next call of the operation returns the error of a group that has ended.
-        let _ = self.join();
+        let _ = self.handle.join(&self.operation.state);
     }
 }
 
 impl<T> fmt::Debug for BesideStart<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BesideStart").field("start", &self.start).finish_non_exhaustive()
+        f.debug_struct("BesideStart").field("start", &self.handle.start).finish_non_exhaustive()
+    }
+}
+
+/// A handle to a start beside streams that owns the operation, and returns it at the end.
+///
+/// [`Operation::into_beside`] returns it. It has the methods of [`BesideStart`].
+#[must_use = "a dropped handle says that what reads the output is already on the streams"]
+pub struct OwnedBesideStart<T> {
+    /// `None` after the handle has returned the operation.
+    operation: Option<Operation<T>>,
+    handle: Handle,
+}
+
+impl<T> OwnedBesideStart<T> {
+    fn state(&self) -> &State {
+        &self.operation.as_ref().expect("only `finish` takes it, with the handle").state
+    }
+
+    /// Returns the operation, whose starts this handle keeps away.
+    pub fn operation(&self) -> &Operation<T> {
+        self.operation.as_ref().expect("only `finish` takes it, with the handle")
+    }
+
+    /// Has later work on a stream follow the arrival of a block, as [`BesideStart::wait_on`].
+    ///
+    /// # Errors
+    /// As [`BesideStart::wait_on`].
+    pub fn wait_on<S: Stream + Clone + Send>(
+        &mut self,
+        block: impl Into<BlockPart>,
+        stream: &S,
+    ) -> Result<(), Error> {
+        let state = &self.operation.as_ref().expect("only `finish` takes it").state;
+        self.handle.wait_on(state, block.into(), stream)
+    }
+
+    /// Lets the start read a block behind the work that a stream holds, as
+    /// [`BesideStart::depart_on`].
+    ///
+    /// # Errors
+    /// As [`BesideStart::depart_on`].
+    pub fn depart_on<S: Stream>(
+        &mut self,
+        block: impl Into<BlockPart>,
+        stream: &S,
+    ) -> Result<(), Error> {
+        self.state().depart(block.into(), Some(stream))
+    }
+
+    /// Waits on the host until a block has arrived, as [`BesideStart::wait_for_block`].
+    ///
+    /// # Errors
+    /// As [`BesideStart::wait_for_block`].
+    pub fn wait_for_block(
+        &mut self,
+        block: impl Into<BlockPart>,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        self.handle.wait_for_block(self.state(), block.into(), limit)
+    }
+
+    /// Returns the address range of the output, as [`BesideStart::output`].
+    pub fn output(&self) -> MemoryRange {
+        self.state().output_memory(self.handle.start)
+    }
+
+    /// Finishes the start, as [`BesideStart::finish`], and returns the operation.
+    ///
+    /// # Errors
+    /// As [`BesideStart::finish`]. The operation is returned with the error.
+    pub fn finish(mut self) -> (Operation<T>, Result<(), Error>) {
+        let operation = self.operation.take().expect("only this function takes it");
+        let joined = self.handle.join(&operation.state);
+        (operation, joined)
+    }
+}
+
+impl<T> Drop for OwnedBesideStart<T> {
+    fn drop(&mut self) {
+        if let Some(operation) = &self.operation {
+            // The next call of the group returns the error with which it has ended.
+            let _ = self.handle.join(&operation.state);
+        }
+    }
+}
+
+impl<T> fmt::Debug for OwnedBesideStart<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let start = &self.handle.start;
+        f.debug_struct("OwnedBesideStart").field("start", start).finish_non_exhaustive()
     }
 }

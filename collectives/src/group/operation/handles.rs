@@ -76,6 +76,8 @@ impl Chunks {
         let own = Some(plan.rank).filter(|_| handles.arrivals && plan.in_place);
 
         if handles.arrivals {
+            // Lanes can tell each other of this rank's own block.
+            arriving.retain(|cell| Some(cell.block) != own);
             // What no step announces is there at the beginning, or is complete with the start.
             let providers = Rank::all(plan.ranks as usize);
             let providers = providers.filter(|&rank| collective.requires(rank, plan.rank));

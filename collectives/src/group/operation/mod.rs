@@ -58,7 +58,7 @@ use peerlane_hal::{Deadline, DynRegion, ErrorKind, Rank, Stream};
 pub use access::OutputPart;
 pub(in crate::group) use all_to_all_v::Intent;
 pub use all_to_all_v::{AllToAllV, AllToAllVBuilder};
-pub use beside::BesideStart;
+pub use beside::{BesideStart, OwnedBesideStart};
 pub use builder::{Matrix, OperationBuilder, OperationDescription};
 pub use counts::SendCounts;
 pub(in crate::group) use counts::StartElements;

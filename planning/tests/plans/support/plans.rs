@@ -52,7 +52,7 @@ pub(crate) const SCATTER: Collective = Collective::Scatter { root: Rank(0) };
 pub(crate) const REDUCE: Collective = Collective::Reduce { root: Rank(0) };
 
 impl Form {
-    pub(crate) const ALL: [Self; 73] = [
+    pub(crate) const ALL: [Self; 76] = [
         Self::Direct,
         Self::Ring,
         Self::InTurn,
@@ -63,6 +63,7 @@ impl Form {
         Self::Flat(Algorithm::Pull),
         Self::Flat(Algorithm::DoubleRing),
         Self::Flat(Algorithm::RecursiveDoubling),
+        Self::Flat(Algorithm::GetRing),
         Self::Nodes(Algorithm::Ring),
         Self::Nodes(Algorithm::Hierarchical),
         Self::Nodes(Algorithm::HierarchicalRing),
@@ -97,6 +98,8 @@ impl Form {
         Self::GoalInTurn(BROADCAST, Algorithm::Ring),
         Self::Goal(BROADCAST, Algorithm::ScatterAllGather),
         Self::GoalInTurn(BROADCAST, Algorithm::ScatterAllGather),
+        Self::Goal(BROADCAST, Algorithm::GetRing),
+        Self::GoalInTurn(BROADCAST, Algorithm::GetRing),
         Self::Goal(Collective::AllToAll, Algorithm::Direct),
         Self::Goal(Collective::AllToAll, Algorithm::Pull),
         Self::GoalInTurn(Collective::AllToAll, Algorithm::Direct),
