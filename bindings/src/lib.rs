@@ -11,6 +11,6 @@ mod stream;
 pub use all_to_all_v::AnyAllToAllV;
 pub use fork::check_process;
 pub use immediate::{Array, Call, Location};
-pub use operation::{AnyOperation, Request};
+pub use operation::{AnyOperation, Request, block_part};
 pub use report::stats_json;
 pub use stream::Stream;

@@ -5,6 +5,7 @@
 //! | idle | a wait, the end of a lease |
 //! | started | all but a wait and a check |
 //! | leased | all but the end of the lease and a check |
+//! | beside | all but waits for blocks, departures, the end and a check |
 //! | failed | everything |
 
 use std::fmt;
@@ -15,8 +16,8 @@ use peerlane::collective::Collective;
 use peerlane::group::{Matrix, OperationBuilder, OperationDescription};
 use peerlane::hal::BackendId;
 use peerlane::{
-    Algorithm, BlockLens, DType, Error, ErrorKind, Group, MemoryRange, Operator, OwnedStart, Part,
-    Untyped, UntypedOperation, Window,
+    Algorithm, BlockChunk, BlockLens, BlockPart, DType, Error, ErrorKind, Group, MemoryRange,
+    Operator, OwnedBesideStart, OwnedStart, Part, Rank, Untyped, UntypedOperation, Window,
 };
 
 use crate::report;
@@ -50,6 +51,10 @@ pub struct Request {
     /// Whether the lengths and places of starts are compared also where the host cannot read the
     /// flags directly.
     pub check_starts: bool,
+    /// Whether starts tell when each block of the output has arrived.
+    pub arrivals: bool,
+    /// Whether starts wait for each block of the input until it departs.
+    pub departures: bool,
     /// The number of rows of inputs or outputs that are matrices, and which of them are; `None` if
     /// none is.
     pub matrix: Option<(usize, Matrix)>,
@@ -85,6 +90,8 @@ impl Request {
             capturable: false,
             resizable: false,
             check_starts: false,
+            arrivals: false,
+            departures: false,
             matrix: None,
             engine: None,
             label: None,
@@ -180,6 +187,12 @@ impl Request {
         if self.resizable {
             builder = builder.resizable();
         }
+        if self.arrivals {
+            builder = builder.arrivals();
+        }
+        if self.departures {
+            builder = builder.departures();
+        }
         if self.strict {
             builder = builder.strict(true);
         }
@@ -213,7 +226,15 @@ enum State {
     /// The caller has the output of a start on a stream. A [`Lease`](peerlane::Lease) would borrow
     /// the operation; this state refuses other starts in its place.
     Leased(UntypedOperation),
+    /// A start runs beside streams of the caller.
+    Beside(OwnedBesideStart<Untyped>),
     Failed,
+}
+
+/// Returns the block of a rank, or one chunk of it.
+pub fn block_part(block: u32, chunk: Option<u32>) -> BlockPart {
+    let block = Rank(block);
+    chunk.map_or(BlockPart::Block(block), |chunk| BlockPart::Chunk(BlockChunk { block, chunk }))
 }
 
 impl AnyOperation {
@@ -337,6 +358,139 @@ impl AnyOperation {
         let _ = self.end_lease();
     }
 
+    /// Starts the operation beside a stream of the vendor, and returns the output.
+    /// [`finish`](Self::finish) must follow. Collective.
+    ///
+    /// # Errors
+    /// As [`UntypedOperation::start_beside`]; if a start is open or leased; the error of the stream
+    /// if it has one.
+    pub fn start_beside(&mut self, stream: Result<Stream, Error>) -> Result<MemoryRange, Error> {
+        let started = self.begin_beside(stream);
+        self.noted(started)
+    }
+
+    fn begin_beside(&mut self, stream: Result<Stream, Error>) -> Result<MemoryRange, Error> {
+        self.idle()?;
+        let stream = stream?;
+        let operation = self.take()?;
+        let started = match stream {
+            Stream::Cuda(stream) => operation.into_beside(&stream),
+            Stream::Rocm(stream) => operation.into_beside(&stream),
+        };
+
+        match started {
+            Ok(started) => {
+                let output = started.output();
+                self.state = State::Beside(started);
+                Ok(output)
+            }
+            Err(failed) => {
+                let (operation, error) = *failed;
+                self.state = State::Idle(operation);
+                Err(error)
+            }
+        }
+    }
+
+    /// Has later work on a stream of the vendor follow the arrival of a block.
+    ///
+    /// # Errors
+    /// As [`OwnedBesideStart::wait_on`], and if no start is beside a stream.
+    pub fn wait_block_on(
+        &mut self,
+        block: BlockPart,
+        stream: Result<Stream, Error>,
+    ) -> Result<(), Error> {
+        let started = self.beside()?;
+        match stream? {
+            Stream::Cuda(stream) => started.wait_on(block, &stream),
+            Stream::Rocm(stream) => started.wait_on(block, &stream),
+        }
+    }
+
+    /// Lets the start read a block behind the work that a stream of the vendor holds.
+    ///
+    /// # Errors
+    /// As [`OwnedBesideStart::depart_on`], and if no start is beside a stream.
+    pub fn depart_on(
+        &mut self,
+        block: BlockPart,
+        stream: Result<Stream, Error>,
+    ) -> Result<(), Error> {
+        let started = self.beside()?;
+        match stream? {
+            Stream::Cuda(stream) => started.depart_on(block, &stream),
+            Stream::Rocm(stream) => started.depart_on(block, &stream),
+        }
+    }
+
+    /// Finishes the start beside streams.
+    ///
+    /// # Errors
+    /// As [`OwnedBesideStart::finish`], and if no start is beside a stream.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        self.beside()?;
+        match std::mem::replace(&mut self.state, State::Failed) {
+            State::Beside(started) => {
+                let (operation, joined) = started.finish();
+                self.state = State::Idle(operation);
+                joined
+            }
+            _ => unreachable!("checked above"),
+        }
+    }
+
+    /// Waits on the host until a block of the open start has arrived, at most `limit`, or up to the
+    /// timeout of the start. Returns whether it has.
+    ///
+    /// # Errors
+    /// As [`OwnedStart::wait_for_block`] and [`OwnedBesideStart::wait_for_block`], and if no start
+    /// is open.
+    pub fn wait_block(&mut self, block: BlockPart, limit: Option<Duration>) -> Result<bool, Error> {
+        // The timeout of the start ends a longer wait.
+        let limit = limit.unwrap_or(Duration::MAX);
+        match &mut self.state {
+            State::Beside(started) => started.wait_for_block(block, limit),
+            _ => self.started()?.wait_for_block(block, limit),
+        }
+    }
+
+    /// Lets the open start of the host read a block of the input.
+    ///
+    /// # Errors
+    /// As [`OwnedStart::depart`], and if no start is open.
+    pub fn depart(&mut self, block: BlockPart) -> Result<(), Error> {
+        self.started()?.depart(block)
+    }
+
+    /// Returns the address range of a block of the output of the open start, or of the last one.
+    ///
+    /// # Errors
+    /// As [`OwnedStart::output_of`].
+    pub fn block_memory(&mut self, block: Rank) -> Result<MemoryRange, Error> {
+        match &mut self.state {
+            State::Beside(started) => started.output_of(block),
+            State::Started(started) => started.output_of(block),
+            _ => self.idle()?.output_memory_of(block),
+        }
+    }
+
+    /// Returns the chunks of the output in the order in which they arrive.
+    ///
+    /// # Errors
+    /// If a start is open.
+    pub fn arrivals(&mut self) -> Result<&[BlockChunk], Error> {
+        Ok(self.idle()?.arrivals())
+    }
+
+    /// Returns the chunks of the input in the order in which starts read them.
+    ///
+    /// # Errors
+    /// If a start is open.
+    pub fn departures(&mut self) -> Result<&[BlockChunk], Error> {
+        Ok(self.idle()?.departures())
+    }
+
     /// Sets lengths and places of the next starts.
     ///
     /// # Errors
@@ -369,6 +523,7 @@ impl AnyOperation {
     pub fn check(&mut self) -> Result<(), Error> {
         match &self.state {
             State::Leased(operation) => operation.check(),
+            State::Beside(started) => started.operation().check(),
             State::Started(_) => Ok(()),
             _ => self.idle()?.check(),
         }
@@ -387,6 +542,7 @@ impl AnyOperation {
             State::Idle(operation) => Ok(operation),
             State::Started(_) => Err(invalid("a start is open; wait for it first")),
             State::Leased(_) => Err(invalid("a start on a stream is leased; end the lease first")),
+            State::Beside(_) => Err(invalid("a start is beside a stream; finish it first")),
             State::Failed => Err(invalid("a start has failed; prepare another operation")),
         }
     }
@@ -404,6 +560,13 @@ impl AnyOperation {
         match &mut self.state {
             State::Started(started) => Ok(started),
             _ => Err(invalid("no start is open; start the operation first")),
+        }
+    }
+
+    fn beside(&mut self) -> Result<&mut OwnedBesideStart<Untyped>, Error> {
+        match &mut self.state {
+            State::Beside(started) => Ok(started),
+            _ => Err(invalid("no start is beside a stream; start the operation beside one first")),
         }
     }
 
@@ -434,6 +597,7 @@ impl AnyOperation {
         match &self.state {
             State::Idle(operation) | State::Leased(operation) => operation.note_refusal(error),
             State::Started(started) => started.note_refusal(error),
+            State::Beside(started) => started.operation().note_refusal(error),
             // The ranks know from the group why it has ended.
             State::Failed => {}
         }

@@ -106,7 +106,7 @@ static void lengths(peerlane_group *group) {
     EXPECT(operations[0] == NULL && operations[1] == NULL);
     both[1] = good();
     if (rank == 1) both[0].header_version = 4;
-    ALL_REFUSED(both, 2, operations, "header_version is 4, expected 5");
+    ALL_REFUSED(both, 2, operations, "header_version is 4, expected 6");
     both[0] = good();
     if (rank == 1) both[1].algorithm = "guess";
     ALL_REFUSED(both, 2, operations, "options[1]: algorithm: ");
@@ -135,7 +135,7 @@ static void lengths(peerlane_group *group) {
 
 static void exchanges(peerlane_group *group, peerlane_window *of_another) {
     int foreign = 0;
-    EXCHANGE_REFUSED(header_version, 77, "header_version is 77, expected 5");
+    EXCHANGE_REFUSED(header_version, 77, "header_version is 77, expected 6");
     EXCHANGE_REFUSED(dtype, 99, "dtype is 99, expected 0 to 15");
     EXCHANGE_REFUSED(beside_compute, 99, "beside_compute is 99, expected 0 to 2");
     EXCHANGE_REFUSED(algorithm, "guess", "algorithm: ");
@@ -178,7 +178,7 @@ static void calls(peerlane_group *group, peerlane_window *of_another) {
     int foreign = 0;
     peerlane_window *window;
     CHECK(peerlane_window_allocate(group, 64, &window));
-    CALL_REFUSED(header_version, 77, "header_version is 77, expected 5");
+    CALL_REFUSED(header_version, 77, "header_version is 77, expected 6");
     CALL_REFUSED(collective, 99, "collective is 99, expected 0 to 9");
     CALL_REFUSED(dtype, 99, "dtype is 99, expected 0 to 15");
     CALL_REFUSED(dtype, PEERLANE_DTYPE_F8E4M3, "f8e4m3");

@@ -31,10 +31,13 @@
 /* A place for peerlane_operation_resize: the place with which the operation was prepared. */
 #define PEERLANE_AS_PREPARED SIZE_MAX
 
+/* The number of a chunk that stands for all chunks of a block. */
+#define PEERLANE_ALL_CHUNKS UINT32_MAX
+
 
 // The version of the header, which options contain. It changes if a program must be compiled
 // again.
-#define PEERLANE_HEADER_VERSION 5
+#define PEERLANE_HEADER_VERSION 6
 
 // The result of a call. Every other value than `PEERLANE_STATUS_OK` is an error, which
 // `peerlane_error_text` describes.
@@ -210,6 +213,15 @@ typedef struct {
   const char *label;
 } peerlane_all_to_all_v_options;
 
+// One chunk of a block: of the rank that it comes from in an arrival, and of the rank that it is
+// for in a departure.
+typedef struct {
+  // The rank that the block comes from or goes to.
+  uint32_t block;
+  // The number of the chunk in its block, from 0.
+  uint32_t chunk;
+} peerlane_chunk;
+
 // How a group is opened. Begin with `PEERLANE_GROUP_OPTIONS_INIT`, and set what differs.
 typedef struct {
   // `PEERLANE_HEADER_VERSION`.
@@ -354,6 +366,13 @@ typedef struct {
   // The kind of engines, such as `"streams"`; NULL selects that of the group, or else the
   // fastest one. All ranks set the same.
   const char *engine;
+  // Whether starts tell when each block of the output has arrived, for
+  // `peerlane_operation_wait_block` and `peerlane_operation_wait_block_on`. All ranks set the
+  // same.
+  bool arrivals;
+  // Whether starts wait for each block of the input until `peerlane_operation_depart` or
+  // `peerlane_operation_depart_on` lets it depart. All ranks set the same.
+  bool departures;
 } peerlane_operation_options;
 
 #ifdef __cplusplus
@@ -455,6 +474,97 @@ peerlane_status peerlane_all_to_all_v_report(peerlane_all_to_all_v *exchange,
 
 // Destroys an all-to-all-v. If a call of another thread uses it, this call first waits for that.
 peerlane_status peerlane_all_to_all_v_destroy(peerlane_all_to_all_v *exchange);
+
+// Starts the operation behind the work that a stream holds now, and beside what is enqueued later.
+// Collective.
+//
+// The operation has `arrivals` or `departures`. Other streams wait for blocks by
+// `peerlane_operation_wait_block_on`, and blocks depart by `peerlane_operation_depart_on`. Then
+// `peerlane_operation_finish` has the later work of this stream follow the whole start.
+//
+// `*output` is the device address of the output of this start; it may be NULL. While the stream is
+// captured, the start is recorded instead.
+//
+// # Safety
+// `stream` is a stream of the device of this rank, but no default stream, and lives until the
+// operation has been started on another one or has been destroyed. `output` is NULL or points to
+// an address.
+peerlane_status peerlane_operation_start_beside(peerlane_operation *operation,
+                                                void *stream,
+                                                void **output);
+
+// Has later work on a stream follow the arrival of a block of the start beside a stream.
+//
+// `block` is the rank that the block comes from, and `chunk` a chunk of it or
+// `PEERLANE_ALL_CHUNKS`. Several streams can wait for one block. If the group ends, the wait
+// passes, and the block is undefined; `peerlane_operation_check` tells.
+//
+// # Safety
+// `stream` is a stream of the device of this rank, but no default stream, and lives until the
+// start is finished.
+peerlane_status peerlane_operation_wait_block_on(peerlane_operation *operation,
+                                                 uint32_t block,
+                                                 uint32_t chunk,
+                                                 void *stream);
+
+// Lets the start beside a stream read a block of the input behind the work that `stream` holds
+// now.
+//
+// `block` is the rank that the block is for, or this rank if all ranks get the same block, and
+// `chunk` a chunk of it or `PEERLANE_ALL_CHUNKS`.
+//
+// # Safety
+// `stream` is a stream of the device of this rank, but no default stream, and lives until the
+// start is finished.
+peerlane_status peerlane_operation_depart_on(peerlane_operation *operation,
+                                             uint32_t block,
+                                             uint32_t chunk,
+                                             void *stream);
+
+// Finishes the start beside a stream: the later work of that stream follows the whole start, and
+// what the streams that waited for blocks hold now.
+peerlane_status peerlane_operation_finish(peerlane_operation *operation);
+
+// Waits on the host until a block of the open start has arrived, at most `limit_ms` milliseconds:
+// 0 does not wait, and a negative number waits up to the timeout of the operation.
+//
+// `block` and `chunk` are those of `peerlane_operation_wait_block_on`. `*has_arrived` is whether
+// the block is there; it may be NULL if `limit_ms` is negative.
+//
+// # Safety
+// `has_arrived` is NULL or points to a bool.
+peerlane_status peerlane_operation_wait_block(peerlane_operation *operation,
+                                              uint32_t block,
+                                              uint32_t chunk,
+                                              int64_t limit_ms,
+                                              bool *has_arrived);
+
+// Lets the open start of the host read a block of the input, which must not change any more.
+//
+// `block` and `chunk` are those of `peerlane_operation_depart_on`.
+peerlane_status peerlane_operation_depart(peerlane_operation *operation,
+                                          uint32_t block,
+                                          uint32_t chunk);
+
+// Writes the chunks of the output in the order in which they arrive, and their number to `*count`.
+//
+// `chunks` has room for `*count` chunks before the call, or is NULL; no more are written. Without
+// `arrivals` there are none.
+//
+// # Safety
+// `count` is NULL or points to a number, and `chunks` is NULL or has room for as many chunks.
+peerlane_status peerlane_operation_arrivals(peerlane_operation *operation,
+                                            peerlane_chunk *chunks,
+                                            size_t *count);
+
+// Writes the chunks of the input in the order in which starts read them, as
+// `peerlane_operation_arrivals`.
+//
+// # Safety
+// `count` is NULL or points to a number, and `chunks` is NULL or has room for as many chunks.
+peerlane_status peerlane_operation_departures(peerlane_operation *operation,
+                                              peerlane_chunk *chunks,
+                                              size_t *count);
 
 // Opens a channel over a window, with `signals` signals from every rank to every rank. Collective.
 //

@@ -202,6 +202,41 @@ public:
     }
 
     void end_lease() { check(peerlane_operation_end_lease(get())); }
+
+    /// Starts the operation beside the later work of a stream, and returns the address of its output.
+    void *start_beside(void *stream) {
+        void *output = nullptr;
+        check(peerlane_operation_start_beside(get(), stream, &output));
+        return output;
+    }
+
+    /// Has later work on a stream follow the arrival of a block.
+    void wait_block_on(std::uint32_t block, void *stream, std::uint32_t chunk = PEERLANE_ALL_CHUNKS) {
+        check(peerlane_operation_wait_block_on(get(), block, chunk, stream));
+    }
+
+    /// Lets the start beside a stream read a block behind the work that `stream` holds now.
+    void depart_on(std::uint32_t block, void *stream, std::uint32_t chunk = PEERLANE_ALL_CHUNKS) {
+        check(peerlane_operation_depart_on(get(), block, chunk, stream));
+    }
+
+    void finish() { check(peerlane_operation_finish(get())); }
+
+    /// Waits on the host until a block of the open start has arrived.
+    void wait_block(std::uint32_t block, std::uint32_t chunk = PEERLANE_ALL_CHUNKS) {
+        check(peerlane_operation_wait_block(get(), block, chunk, -1, nullptr));
+    }
+
+    /// Lets the open start of the host read a block of the input.
+    void depart(std::uint32_t block, std::uint32_t chunk = PEERLANE_ALL_CHUNKS) {
+        check(peerlane_operation_depart(get(), block, chunk));
+    }
+
+    /// Returns the chunks of the output in the order in which they arrive.
+    std::vector<peerlane_chunk> arrivals() const { return order(peerlane_operation_arrivals); }
+    /// Returns the chunks of the input in the order in which starts read them.
+    std::vector<peerlane_chunk> departures() const { return order(peerlane_operation_departures); }
+
     void check_starts() const { check(peerlane_operation_check(get())); }
     peerlane_operation *get() const noexcept { return owner_.get(); }
     std::string report() const {
@@ -214,6 +249,15 @@ private:
         Memory memory;
         check(call(get(), &memory.address, &memory.bytes));
         return memory;
+    }
+
+    template <typename Call>
+    std::vector<peerlane_chunk> order(Call call) const {
+        std::size_t count = 0;
+        check(call(get(), nullptr, &count));
+        std::vector<peerlane_chunk> chunks(count);
+        check(call(get(), chunks.data(), &count));
+        return chunks;
     }
 
     detail::Owner<peerlane_operation, peerlane_operation_destroy> owner_;

@@ -6,12 +6,14 @@
 //! | `status` | errors: a status of each call, text and rank of the last error of a thread |
 //! | `handle` | handles that a table resolves |
 //! | `group`, `window`, `operation`, `channel` | the functions on these objects |
+//! | `blocks` | arrivals and departures of single blocks of a start |
 //! | `all_to_all_v` | all-to-alls with counts for each start |
 //! | `immediate` | calls of collectives without an operation |
 
 #![allow(clippy::missing_errors_doc, reason = "every function returns a status")]
 
 pub mod all_to_all_v;
+pub mod blocks;
 pub mod channel;
 pub mod group;
 mod handle;
@@ -30,7 +32,7 @@ use status::Failure;
 
 /// The version of the header, which options contain. It changes if a program must be compiled
 /// again.
-pub const HEADER_VERSION: u32 = 5;
+pub const HEADER_VERSION: u32 = 6;
 
 /// Returns the version of the library, such as `0.1.0`. The text is constant.
 #[unsafe(no_mangle)]

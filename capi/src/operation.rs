@@ -83,12 +83,19 @@ pub struct OperationOptions {
     /// The kind of engines, such as `"streams"`; NULL selects that of the group, or else the
     /// fastest one. All ranks set the same.
     pub engine: *const c_char,
+    /// Whether starts tell when each block of the output has arrived, for
+    /// `peerlane_operation_wait_block` and `peerlane_operation_wait_block_on`. All ranks set the
+    /// same.
+    pub arrivals: bool,
+    /// Whether starts wait for each block of the input until `peerlane_operation_depart` or
+    /// `peerlane_operation_depart_on` lets it depart. All ranks set the same.
+    pub departures: bool,
 }
 
 /// An operation, or `None` after it was destroyed.
 static OPERATIONS: Table<Mutex<Option<AnyOperation>>> = Table::new("operation", 4);
 
-fn with<R>(
+pub(crate) fn with<R>(
     handle: *const OperationHandle,
     body: impl FnOnce(&mut AnyOperation) -> Result<R, Error>,
 ) -> Result<R, Failure> {
@@ -282,6 +289,7 @@ unsafe fn request(group: &Group, options: &OperationOptions) -> Result<Request, 
     request.capturable = options.capturable;
     request.resizable = options.resizable;
     request.check_starts = options.check_starts;
+    (request.arrivals, request.departures) = (options.arrivals, options.departures);
     request.strict = options.strict;
     request.beside_compute = beside_compute;
 

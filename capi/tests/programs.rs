@@ -74,6 +74,11 @@ fn compile_and_run(source: &str, ranks: usize) {
 }
 
 #[test]
+fn blocks_depart_and_arrive_one_after_the_other() {
+    compile_and_run("blocks.c", RANKS);
+}
+
+#[test]
 fn blocks_are_gathered_and_summed() {
     compile_and_run("all_gather.c", RANKS);
 }

@@ -9,12 +9,13 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from peerlane import _native
 from peerlane._arguments import DESCRIPTOR_MAX, WHOLE_MAX, file_number, shown, whole, wholes
 from peerlane._arrays import NUMPY_NAMES, dtype_name
-from peerlane._errors import InvalidArgument, names_call
+from peerlane._errors import Error, InvalidArgument, names_call
 
 _OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
 _STARTS: weakref.WeakSet[Future] = weakref.WeakSet()
@@ -45,6 +46,18 @@ class Future:
             self._operation.wait(timeout)
             self._complete()
         return self._value
+
+    def wait_block(self, block: int, chunk: int | None = None, timeout: float | None = None) -> Any:
+        """Waits until a block of the output has arrived, or one chunk of it, and returns the memory of the block.
+
+        The operation was prepared with `arrivals`. `timeout` is as for `wait`.
+        """
+        self._operation.wait_block(block, chunk, timeout)
+        return self._operation.block(block)
+
+    def depart(self, block: int, chunk: int | None = None) -> None:
+        """Lets the start read a block of the input, which must not change any more. The operation was prepared with `departures`."""
+        self._operation.depart(block, chunk)
 
     def done(self) -> bool:
         """Returns whether the output is complete, without waiting."""
@@ -104,6 +117,24 @@ class Operation:
         """
         return self._native.start_on(stream_handle(stream))
 
+    @property
+    def arrivals(self) -> list[tuple[int, int]]:
+        """The blocks of the output in the order in which they arrive, each as a pair: the rank that it comes from, and the number of its chunk."""
+        return self._native.arrivals
+
+    @property
+    def departures(self) -> list[tuple[int, int]]:
+        """The blocks of the input in the order in which starts read them, each as a pair: the rank that it is for, and the number of its chunk."""
+        return self._native.departures
+
+    @names_call
+    def start_beside(self, stream: Any) -> BesideStart:
+        """Starts the operation behind the work that a stream holds now, and beside what is enqueued later. Collective.
+
+        The operation has `arrivals` or `departures`. Streams are those of `start_on`, and live until the operation has started on others.
+        """
+        return BesideStart(self._native, self._native.start_beside(stream_handle(stream)))
+
     @names_call
     def resize(self, count: int | Sequence[int] | tuple[list[int], list[int]], *, input: int | None = None,
                output: int | None = None) -> None:  # fmt: skip
@@ -129,6 +160,53 @@ class Operation:
         Its memory is used again after all ranks have done so; views of it are undefined from now on.
         """
         self._native.drop()
+
+
+class BesideStart:
+    """A start beside streams, whose blocks arrive and depart one after the other.
+
+    As a context manager it is finished at the end of the block. The next start of the operation needs that.
+    """
+
+    def __init__(self, native: _native.Operation, output: _native.Memory):
+        self._native, self._output = native, output
+
+    @property
+    def output(self) -> _native.Memory:
+        """The output of this start."""
+        return self._output
+
+    def block(self, rank: int) -> _native.Memory:
+        """Returns the block of a rank in the output."""
+        return self._native.block(rank)
+
+    @names_call
+    def wait_on(self, stream: Any, block: int, chunk: int | None = None) -> None:
+        """Has later work on a stream follow the arrival of a block, or of one chunk of it. Several streams can wait for one block."""
+        self._native.wait_block_on(stream_handle(stream), block, chunk)
+
+    @names_call
+    def depart_on(self, stream: Any, block: int, chunk: int | None = None) -> None:
+        """Lets the start read a block of the input, or one chunk of it, behind the work that a stream holds now."""
+        self._native.depart(block, chunk, stream_handle(stream))
+
+    def wait_block(self, block: int, chunk: int | None = None, timeout: float | None = None) -> None:
+        """Waits on the host until a block has arrived. Raises `TimeoutError` after `timeout` seconds."""
+        self._native.wait_block(block, chunk, timeout)
+
+    def finish(self) -> None:
+        """Has the later work of the stream of the start follow the whole start, and what the streams that waited for blocks hold now."""
+        self._native.finish()
+
+    def __enter__(self) -> BesideStart:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is None:
+            self.finish()
+            return
+        with suppress(Error):  # the exception of the block tells more
+            self.finish()
 
 
 @names_call
@@ -270,7 +348,8 @@ class Group:
 
     def prepare(self, collective: str, dtype: Any, count: int | Sequence[int] | tuple[list[int], list[int]], *, root: int = 0,
                 reduction: str = "sum", algorithm: str | None = None, chunks: int | None = None, in_place: bool = False,
-                capturable: bool = False, resizable: bool = False, check_starts: bool = False, strict: bool = False,
+                capturable: bool = False, resizable: bool = False, check_starts: bool = False, arrivals: bool = False,
+                departures: bool = False, strict: bool = False,
                 beside_compute: bool | None = None, engine: str | None = None, timeout: float | None = None, input: tuple[Window, int] | None = None,
                 output: tuple[Window, int] | None = None, matrix: tuple[int, str] | None = None, label: str | None = None) -> Operation:  # fmt: skip
         """Prepares an operation: plans and verifies it, and takes memory. Collective.
@@ -283,6 +362,9 @@ class Group:
 
         With `beside_compute`, the operation runs beside kernels of the program and takes few compute units, even if it is slower on an idle GPU; None is the
         setting of the group. `engine` is the kind of engines, one of `engines`, instead of that of the group or the fastest one; `report` names the kind that runs.
+
+        With `arrivals`, a start tells when each block of its output has arrived, and with `departures` it reads each block of its input when the program says that
+        it is written: see `Operation.start_beside` and `Future.wait_block`.
 
         With `capturable`, starts can be recorded into graphs. All replays of such graphs must be complete before the operation is dropped or the group is
         closed. During a replay, the host must not access the memory of the operation. Nothing checks this, and memory that is used elsewhere is overwritten
@@ -297,8 +379,8 @@ class Group:
             dtype, counts = dtype_name(dtype), _counts(count)
         native = self._calls.arena.settled().prepare(
             collective, dtype, counts, root=root, reduction=reduction, algorithm=algorithm, chunks=chunks,
-            in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts, strict=strict,
-            beside_compute=beside_compute, engine=engine, timeout=timeout, input=input and (input[0]._native, input[1]),
+            in_place=in_place, capturable=capturable, resizable=resizable, check_starts=check_starts,
+            arrivals=arrivals, departures=departures, strict=strict, beside_compute=beside_compute, engine=engine, timeout=timeout, input=input and (input[0]._native, input[1]),
             output=output and (output[0]._native, output[1]), matrix=matrix, label=label,
         )  # fmt: skip
         return Operation(native)

@@ -708,8 +708,8 @@ impl Group {
 
     /// Prepares an operation.
     #[pyo3(signature = (collective, dtype, lens, *, root=None, reduction=None, algorithm=None, chunks=None, in_place=None,
-                        capturable=None, resizable=None, check_starts=None, strict=None, beside_compute=None, engine=None,
-                        timeout=None, input=None, output=None, matrix=None, label=None))]
+                        capturable=None, resizable=None, check_starts=None, arrivals=None, departures=None, strict=None,
+                        beside_compute=None, engine=None, timeout=None, input=None, output=None, matrix=None, label=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn prepare(
         slf: &Bound<'_, Self>,
@@ -724,6 +724,8 @@ impl Group {
         capturable: Option<&Bound<'_, PyAny>>,
         resizable: Option<&Bound<'_, PyAny>>,
         check_starts: Option<&Bound<'_, PyAny>>,
+        arrivals: Option<&Bound<'_, PyAny>>,
+        departures: Option<&Bound<'_, PyAny>>,
         strict: Option<&Bound<'_, PyAny>>,
         beside_compute: Option<&Bound<'_, PyAny>>,
         engine: Option<&Bound<'_, PyAny>>,
@@ -759,6 +761,8 @@ impl Group {
             request.in_place = flag("in_place", in_place)?;
             request.resizable = flag("resizable", resizable)?;
             request.check_starts = flag("check_starts", check_starts)?;
+            request.arrivals = flag("arrivals", arrivals)?;
+            request.departures = flag("departures", departures)?;
             request.strict = flag("strict", strict)?;
             request.beside_compute = flag_if_any("beside_compute", beside_compute)?;
             request.engine = text_if_any("engine", engine)?;

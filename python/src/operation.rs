@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use peerlane::hal::BackendId;
-use peerlane::{DType, Error, Part};
-use peerlane_bindings::{AnyOperation, Stream};
+use peerlane::{BlockChunk, BlockPart, DType, Error, Part, Rank};
+use peerlane_bindings::{AnyOperation, Stream, block_part};
 use pyo3::prelude::*;
 
 use crate::call::{
@@ -62,11 +62,30 @@ impl Operation {
         })
     }
 
+    /// Returns the stream of a handle, or the error of a backend without streams, which the
+    /// operation then returns.
+    fn stream(&self, handle: &Bound<'_, PyAny>) -> PyResult<Result<Stream, Error>> {
+        let handle: usize = whole("stream", handle)?;
+        let stream = ptr::with_exposed_provenance_mut::<c_void>(handle);
+        // SAFETY: the documentation of `Operation` in Python requires streams that live until the
+        // operation has started on others.
+        Ok(unsafe { Stream::from_raw(self.backend, stream) })
+    }
+
     fn view(slf: &Bound<'_, Self>, range: &RawRange) -> Memory {
         let this = slf.get();
         let device = range.device(this.backend, this.device);
         Memory::within(range, this.dtype, device, slf.clone().into_any().unbind())
     }
+}
+
+/// Returns the part of an operation that Python names by a block and a chunk.
+fn part(block: &Bound<'_, PyAny>, chunk: Option<&Bound<'_, PyAny>>) -> PyResult<BlockPart> {
+    Ok(block_part(whole("block", block)?, whole_if_any("chunk", chunk)?))
+}
+
+fn pairs(chunks: &[BlockChunk]) -> Vec<(u32, u32)> {
+    chunks.iter().map(|chunk| (chunk.block.0, chunk.chunk)).collect()
 }
 
 #[pymethods]
@@ -128,18 +147,97 @@ impl Operation {
 
     /// Enqueues a start on a stream of CUDA or ROCm, by its handle, and returns the output.
     fn start_on(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<Memory> {
-        let stream: usize = whole("stream", stream)?;
         let this = slf.get();
+        let stream = this.stream(stream)?;
         let range = short(slf.py(), || {
-            this.next(|operation| {
-                let stream = ptr::with_exposed_provenance_mut::<c_void>(stream);
-                // SAFETY: the documentation of `Operation.start_on` in Python requires a stream
-                // that lives.
-                let stream = unsafe { Stream::from_raw(this.backend, stream) };
-                operation.start_on(stream).map(RawRange::from)
-            })
+            this.next(|operation| operation.start_on(stream).map(RawRange::from))
         })?;
         Ok(Self::view(slf, &range))
+    }
+
+    /// Enqueues a start beside a stream, by its handle, and returns the output.
+    fn start_beside(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<Memory> {
+        let this = slf.get();
+        let stream = this.stream(stream)?;
+        let range = short(slf.py(), || {
+            this.next(|operation| operation.start_beside(stream).map(RawRange::from))
+        })?;
+        Ok(Self::view(slf, &range))
+    }
+
+    /// Has later work on a stream follow the arrival of a block.
+    #[pyo3(signature = (stream, block, chunk=None))]
+    fn wait_block_on(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, PyAny>,
+        block: &Bound<'_, PyAny>,
+        chunk: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (stream, part) = (self.stream(stream)?, part(block, chunk)?);
+        short(py, || self.with(|operation| operation.wait_block_on(part, stream)))
+    }
+
+    /// Lets the start read a block behind the work that a stream holds, or at once without one.
+    #[pyo3(signature = (block, chunk=None, stream=None))]
+    fn depart(
+        &self,
+        py: Python<'_>,
+        block: &Bound<'_, PyAny>,
+        chunk: Option<&Bound<'_, PyAny>>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let stream = stream.map(|stream| self.stream(stream)).transpose()?;
+        let part = part(block, chunk)?;
+        short(py, || {
+            self.with(|operation| match stream {
+                Some(stream) => operation.depart_on(part, stream),
+                None => operation.depart(part),
+            })
+        })
+    }
+
+    /// Has the stream of the start go on behind the whole start and the readers of its blocks.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        short(py, || self.with(AnyOperation::finish))
+    }
+
+    /// Waits until a block of the open start has arrived.
+    #[pyo3(signature = (block, chunk=None, timeout=None))]
+    fn wait_block(
+        &self,
+        py: Python<'_>,
+        block: &Bound<'_, PyAny>,
+        chunk: Option<&Bound<'_, PyAny>>,
+        timeout: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (part, limit) = (part(block, chunk)?, limit("timeout", timeout)?);
+        wait(py, limit, |left| {
+            let left = left.map_or(SIGNALS, |left| left.min(SIGNALS));
+            self.with(|operation| operation.wait_block(part, Some(left)))
+        })
+    }
+
+    /// Returns a block of the output of the open start, of which the caller knows that it is there.
+    fn block(slf: &Bound<'_, Self>, block: &Bound<'_, PyAny>) -> PyResult<Memory> {
+        let this = slf.get();
+        let block = Rank(whole("block", block)?);
+        let range = short(slf.py(), || {
+            this.with(|operation| operation.block_memory(block).map(RawRange::from))
+        })?;
+        Ok(Self::view(slf, &range))
+    }
+
+    /// Returns the chunks of the output in the order in which they arrive, as pairs.
+    #[getter]
+    fn arrivals(&self, py: Python<'_>) -> PyResult<Vec<(u32, u32)>> {
+        short(py, || self.next(|operation| operation.arrivals().map(pairs)))
+    }
+
+    /// Returns the chunks of the input in the order in which starts read them, as pairs.
+    #[getter]
+    fn departures(&self, py: Python<'_>) -> PyResult<Vec<(u32, u32)>> {
+        short(py, || self.next(|operation| operation.departures().map(pairs)))
     }
 
     /// Sets lengths and places, in elements, of the next starts.

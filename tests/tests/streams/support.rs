@@ -72,6 +72,7 @@ pub(crate) fn in_group_with<R: Send>(
 }
 
 /// A stream of no backend here.
+#[derive(Clone)]
 pub(crate) struct Foreign;
 
 impl peerlane_hal::Stream for Foreign {}

@@ -76,10 +76,10 @@ impl<T> Operation<T> {
     pub fn into_beside<S: Stream + Clone + Send>(
         mut self,
         stream: &S,
-    ) -> Result<OwnedBesideStart<T>, (Self, Error)> {
+    ) -> Result<OwnedBesideStart<T>, Box<(Self, Error)>> {
         match Handle::new(&mut self.state, stream) {
             Ok(handle) => Ok(OwnedBesideStart { operation: Some(self), handle }),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(Box::new((self, error))),
         }
     }
 }
@@ -338,6 +338,14 @@ impl<T> OwnedBesideStart<T> {
         self.state().output_memory(self.handle.start)
     }
 
+    /// Returns the address range of a part of the output, as [`BesideStart::output_of`].
+    ///
+    /// # Errors
+    /// As [`BesideStart::output_of`].
+    pub fn output_of(&self, part: impl Into<OutputPart>) -> Result<MemoryRange, Error> {
+        self.state().memory_of(self.handle.start, part.into())
+    }
+
     /// Finishes the start, as [`BesideStart::finish`], and returns the operation.
     ///
     /// # Errors
@@ -352,7 +360,7 @@ impl<T> OwnedBesideStart<T> {
 impl<T> Drop for OwnedBesideStart<T> {
     fn drop(&mut self) {
         if let Some(operation) = &self.operation {
-            // The next call of the group returns the error with which it has ended.
+            // The next call of the group returns the error that has ended it.
             let _ = self.handle.join(&operation.state);
         }
     }
