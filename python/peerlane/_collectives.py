@@ -26,6 +26,8 @@ class Collectives:
         # The last start of the host, whose arrays are in use.
         self.open: Future | None = None
         self.streams: Any = None
+        # What `peerlane.torch` keeps for products of matrices.
+        self.matmuls: Any = None
         self.goals: dict[tuple[str, int], _native.Goal] = {}
 
     def call(self, collective: str, input: Any, output: Any, *, counts: Sequence[int] | None = None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from peerlane import _torch as calls
-from peerlane import _torch_group, _torch_ops
+from peerlane import _torch_group, _torch_matmul, _torch_ops
 from peerlane._arguments import shown
 from peerlane._arrays import TORCH_NAMES, dtype_name
 from peerlane._errors import InvalidArgument, names_call
@@ -21,8 +21,8 @@ from peerlane._torch_group import ProcessGroup, close, group_of, resolved
 from peerlane._torch_ops import name_of
 
 __all__ = [
-    "ProcessGroup", "Work", "all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all_single", "barrier", "broadcast", "close",
-    "empty", "gather", "group_of", "name_of", "reduce", "reduce_scatter", "reduce_scatter_tensor", "report", "scatter",
+    "ProcessGroup", "Work", "all_gather", "all_gather_into_tensor", "all_gather_matmul", "all_reduce", "all_to_all_single", "barrier", "broadcast", "close",
+    "empty", "gather", "group_of", "matmul_reduce_scatter", "name_of", "reduce", "reduce_scatter", "reduce_scatter_tensor", "report", "scatter",
 ]  # fmt: skip
 
 _DLPACK = {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8}
@@ -190,6 +190,31 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
     if async_op:
         raise InvalidArgument("async_op is True, expected False: the barrier has no asynchronous form")
     _group(group).barrier()
+
+
+@call
+def all_gather_matmul(
+    A_shard: Any, Bs: Any, gather_dim: int, group: Any = None, *, return_A: bool = True, streams: int = 2
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """Multiplies the gathered tensor with matrices, as `torch.ops.symm_mem.fused_all_gather_matmul`. Collective.
+
+    Returns the tensors of all ranks, joined in dimension `gather_dim`, and its product with each of `Bs`. Copy engines gather, and the rows of each rank
+    are multiplied when they have arrived, on `streams` streams by turns. The products have the bits of those of the rows of each rank alone, which can differ
+    from those of one large product, for which a library may choose another kernel. With `return_A=False`, the first result is None, and memory is saved.
+    """
+    return _torch_matmul.of(_group(group)).all_gather_matmul(A_shard, Bs, gather_dim, return_A, streams)
+
+
+@call
+def matmul_reduce_scatter(
+    A: Any, B: Any, reduce_op: Any = "sum", scatter_dim: int = 0, group: Any = None, *, streams: int = 2
+) -> torch.Tensor:
+    """Reduces the products of all ranks and returns this rank's part in dimension `scatter_dim`, as `torch.ops.symm_mem.fused_matmul_reduce_scatter`. Collective.
+
+    The rows for each rank are sent when they are multiplied, on `streams` streams by turns, and added in rank order. `reduce_op` is "sum" or "avg", or as in
+    `reduce_scatter_tensor`.
+    """
+    return _torch_matmul.of(_group(group)).matmul_reduce_scatter(A, B, reduce_op, scatter_dim, streams)
 
 
 @names_call

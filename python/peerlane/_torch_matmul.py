@@ -1,0 +1,201 @@
+"""Multiplies matrices while their rows are gathered, and while the rows of their product are reduced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from peerlane._arguments import shown, whole
+from peerlane._arrays import CPU, dtype_name
+from peerlane._errors import InvalidArgument
+from peerlane._group import Group, Operation, Window
+from peerlane._torch import operator_name, torch
+
+# Operations that are kept, of which the ones that were not used for longest are dropped.
+_OPERATIONS_MAX = 64
+_STREAMS_MAX = 8
+
+
+class Matmuls:
+    """Makes the calls of one group, and keeps its operations, scratch memory and streams."""
+
+    def __init__(self, group: Group):
+        self.group = group
+        self.is_cpu = group._native.memory_device == CPU
+        # By the places of input and output, which are equal on all ranks.
+        self.operations: dict[tuple, Operation] = {}
+        # Memory that no caller gets, by its use.
+        self.scratch: dict[tuple, tuple[Any, Any]] = {}
+        # The stream of starts, and the streams of products.
+        self.streams: list[Any] = []
+
+    def all_gather_matmul(self, shard: Any, others: Any, dim: int, return_gathered: bool, streams: int) -> tuple[Any, list[Any]]:
+        """Gathers the rows of all ranks, and multiplies each block of them when it has arrived."""
+        group, me = self.group, self.group.rank
+        with group._calls.checks("all-gather"):
+            others, dim = _check_factors(shard, others, dim), _check_dim("gather_dim", shard, dim)
+            streams = whole("streams", streams, least=1, most=_STREAMS_MAX)
+        moved = shard.movedim(dim, 0)
+        rows = moved.flatten(0, -2).contiguous()
+        count, width = rows.shape
+
+        gathered, block = self._memory(("gathered", count, width), (group.size * count, width), shard.dtype, return_gathered)
+        operation = self._operation("all-gather", shard.dtype, rows.numel(), output=block, in_place=True, arrivals=True)
+        products = [rows.new_empty((group.size * count, other.shape[1])) for other in others]
+
+        def multiply(rank: int, factor: Any) -> None:
+            for product, other in zip(products, others):
+                torch.mm(factor, other, out=product[rank * count : (rank + 1) * count])
+
+        own = gathered[me * count : (me + 1) * count]
+        arrivals = [rank for rank, _ in operation.arrivals if rank != me]
+        if self.is_cpu:
+            own.copy_(rows)
+            future = operation.start()
+            multiply(me, rows)
+            for rank in arrivals:
+                future.wait_block(rank)
+                multiply(rank, gathered[rank * count : (rank + 1) * count])
+            future.wait()
+        else:
+            with self._beside(streams) as (first, readers):
+                # The first product reads the caller's rows, while they are copied and sent.
+                with torch.cuda.stream(first):
+                    own.copy_(rows)
+                start = operation.start_beside(first)
+                with torch.cuda.stream(readers[0]):
+                    multiply(me, rows)
+                for number, rank in enumerate(arrivals, 1):
+                    reader = readers[number % streams]
+                    start.wait_on(reader, rank)
+                    with torch.cuda.stream(reader):
+                        multiply(rank, gathered[rank * count : (rank + 1) * count])
+                start.finish()
+
+        leading = (group.size * moved.shape[0], *moved.shape[1:-1])
+        outputs = [product.view(*leading, -1).movedim(0, dim) for product in products]
+        return (gathered.view(*leading, width).movedim(0, dim) if return_gathered else None), outputs
+
+    def matmul_reduce_scatter(self, factor: Any, other: Any, op: Any, dim: int, streams: int) -> Any:
+        """Multiplies the rows for each rank, and sends them when they are written, to be reduced there."""
+        group, size = self.group, self.group.size
+        with group._calls.checks("reduce-scatter"):
+            (other,), dim = _check_factors(factor, [other], dim), _check_dim("scatter_dim", factor, dim)
+            if factor.shape[dim] % size:
+                raise InvalidArgument(
+                    f"A has {factor.shape[dim]} rows in dimension {dim}, expected a multiple of {size}, one part for each rank"
+                )
+            reduction, streams = operator_name(op), whole("streams", streams, least=1, most=_STREAMS_MAX)
+        moved = factor.movedim(dim, 0)
+        rows = moved.flatten(0, -2).contiguous()
+        count, width = rows.shape[0] // size, other.shape[1]
+
+        products, input = self._memory(("products", rows.shape[0], width), (rows.shape[0], width), factor.dtype, False)
+        result, output = self._memory(("result",), (count, width), factor.dtype, True)
+        operation = self._operation(
+            "reduce-scatter", factor.dtype, count * width, input=input, output=output, reduction=reduction, departures=True
+        )
+
+        def multiply(rank: int) -> None:
+            part = slice(rank * count, (rank + 1) * count)
+            torch.mm(rows[part], other, out=products[part])
+
+        departures = [rank for rank, _ in operation.departures]
+        if self.is_cpu:
+            future = operation.start()
+            for rank in departures:
+                multiply(rank)
+                future.depart(rank)
+            future.wait()
+        else:
+            with self._beside(streams) as (first, writers):
+                start = operation.start_beside(first)
+                for number, rank in enumerate(departures):
+                    writer = writers[number % streams]
+                    with torch.cuda.stream(writer):
+                        multiply(rank)
+                    start.depart_on(writer, rank)
+                start.finish()
+        return result.view(moved.shape[0] // size, *moved.shape[1:-1], width).movedim(0, dim)
+
+    @contextmanager
+    def _beside(self, count: int) -> Iterator[tuple[Any, list[Any]]]:
+        """Gives the stream of a start and streams for products, between the work of the current stream.
+
+        All of them are streams of this object, because the library takes no default stream, which synchronises with all others.
+        """
+        device = self.group._native.memory_device[1]
+        while len(self.streams) <= count:
+            self.streams.append(torch.cuda.Stream(device))
+        first, *others = self.streams[: count + 1]
+
+        caller = torch.cuda.current_stream(device)
+        begun = caller.record_event()
+        for stream in (first, *others):
+            stream.wait_event(begun)
+        try:
+            yield first, others
+        finally:
+            # The start follows the streams that have read its blocks, or written them.
+            for stream in (first, *others):
+                caller.wait_stream(stream)
+
+    def _memory(self, use: tuple, shape: tuple, dtype: Any, is_new: bool) -> tuple[Any, Any]:
+        """Returns a tensor with its block of the arena: a new one, or the one for this use, which is kept."""
+        key = (*use, dtype)
+        if not is_new and key in self.scratch:
+            return self.scratch[key]
+        block = self.group._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
+        tensor = torch.from_dlpack(block.memory(dtype_name(dtype)).__dlpack__()).view(shape)
+        if not is_new:
+            self.scratch[key] = tensor, block
+        return tensor, block
+
+    def _operation(self, collective: str, dtype: Any, count: int, *, output: Any, input: Any = None, **options: Any) -> Operation:
+        """Returns the operation over these places, which the first call with them prepares."""
+        places = [block and (block.window.address + block.begin, block.nbytes) for block in (input, output)]
+        key = (collective, dtype, count, *places, *options.items())
+        operation = self.operations.pop(key, None)
+        if operation is None:
+            if len(self.operations) >= _OPERATIONS_MAX:
+                self.operations.pop(next(iter(self.operations))).drop()
+            of_window = [block and (Window(block.window), block.begin // dtype.itemsize) for block in (input, output)]
+            operation = self.group.prepare(
+                collective, dtype_name(dtype), count, input=of_window[0], output=of_window[1], beside_compute=False, **options
+            )
+        # The newest one is the last one.
+        self.operations[key] = operation
+        return operation
+
+
+def of(group: Group) -> Matmuls:
+    """Returns the object of a group, which the first call makes."""
+    if group._calls.matmuls is None:
+        group._calls.matmuls = Matmuls(group)
+    return group._calls.matmuls
+
+
+def _check_factors(first: Any, others: Any, dim: Any) -> list[Any]:
+    """Returns the second factors of products, after a look at all factors."""
+    if not isinstance(first, torch.Tensor) or first.dim() < 2:
+        raise InvalidArgument(f"the first factor is {shown(first)}, expected a tensor of at least two dimensions")
+    if not isinstance(others, (list, tuple)) or not others:
+        raise InvalidArgument(f"Bs is {shown(others)}, expected a list of matrices")
+    for place, other in enumerate(others):
+        if not isinstance(other, torch.Tensor) or other.dim() != 2 or other.shape[0] != first.shape[-1]:
+            found = tuple(other.shape) if isinstance(other, torch.Tensor) else shown(other)
+            raise InvalidArgument(f"matrix {place} is {found}, expected {first.shape[-1]} rows and any number of columns")
+        if other.dtype != first.dtype or other.device != first.device:
+            text = f"matrix {place} has elements of {other.dtype} on {other.device}, expected {first.dtype} on {first.device} as in the first factor"
+            raise InvalidArgument(text)
+    return list(others)
+
+
+def _check_dim(name: str, tensor: Any, dim: Any) -> int:
+    """Returns a dimension of rows, counted from the first one."""
+    last = tensor.dim() - 1
+    if isinstance(dim, int) and -last - 1 <= dim <= last and dim % (last + 1) != last:
+        return dim % (last + 1)
+    raise InvalidArgument(f"{name} is {shown(dim)}, expected a dimension below {last}, the one that is multiplied")
