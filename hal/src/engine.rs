@@ -642,10 +642,12 @@ pub unsafe trait StreamOrdered {
     /// Orders later work on the stream `into` after what was submitted before the mark, and not
     /// after what was submitted later.
     ///
+    /// If the mark is in a capture, a stream that does not capture becomes part of that capture.
+    ///
     /// # Errors
     /// As [`fork`](Self::fork). [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a mark
-    /// of a capture that the engine is not part of any more, and for a stream that captures if the
-    /// mark is not of its capture.
+    /// of a capture that the engine is not part of any more, and for a stream that is part of
+    /// another capture.
     fn order_after(&mut self, mark: Mark, into: &dyn Any) -> Result<(), Self::Error>;
 
     /// Orders later work on the stream `into` after the engine's submissions since the fork, and

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, result};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use peerlane::bootstrap::{Bootstrap, in_process};
 use peerlane::hal::Rank;
 use peerlane::{Algorithm, Error, ErrorKind, Group, MemoryRange, RegisterSlice, cuda, host};
@@ -189,4 +190,111 @@ fn a_group_of_another_backend_refuses_slices() {
     })
     .unwrap();
     given_back(slice);
+}
+
+/// Copies of an all-to-all whose blocks depart behind copies on one stream, and are read on another one when they have
+/// arrived.
+struct Exchange {
+    results: Vec<CudaSlice<i32>>,
+    /// The addresses of what each rank gets, and of what each rank has given.
+    places: Vec<[u64; 2]>,
+    _sources: Vec<CudaSlice<i32>>,
+}
+
+impl Exchange {
+    fn new(rank: usize, stream: &Arc<CudaStream>) -> Self {
+        let sources = (0..RANKS).map(|to| stream.clone_htod(&block(rank, to)).unwrap());
+        let sources: Vec<CudaSlice<i32>> = sources.collect();
+        let results: Vec<_> = (0..RANKS).map(|_| stream.alloc_zeros(LEN).unwrap()).collect();
+        stream.synchronize().unwrap();
+        // During a capture, cudarc must not wait for the events of the slices.
+        let address = |slice: &CudaSlice<i32>| slice.device_ptr(stream).0;
+        let places = sources.iter().zip(&results).map(|(from, to)| [from, to].map(address));
+        Self { places: places.collect(), results, _sources: sources }
+    }
+
+    fn start(
+        &self,
+        exchange: &mut peerlane::Operation<i32>,
+        [writer, reader]: [&Arc<CudaStream>; 2],
+    ) -> Result<(), Error> {
+        let (arrivals, departures) = (exchange.arrivals().to_vec(), exchange.departures().to_vec());
+        let mut start = exchange.start_beside(&cuda::Stream::from(writer))?;
+        for chunk in departures {
+            let place = start.input_block_memory(chunk.block)?;
+            let [source, _] = self.places[chunk.block.index()];
+            // SAFETY: both are memory of `LEN` elements, which nobody else writes before the block departs.
+            unsafe {
+                result::memcpy_dtod_async(
+                    place.base.as_ptr() as u64,
+                    source,
+                    LEN * size_of::<i32>(),
+                    writer.cu_stream(),
+                )
+            }
+            .unwrap();
+            start.depart_on(chunk.block, &cuda::Stream::from(writer))?;
+        }
+        for chunk in arrivals {
+            start.wait_on(chunk, &cuda::Stream::from(reader))?;
+            let place = start.output_of(chunk.block)?;
+            let [_, target] = self.places[chunk.block.index()];
+            // SAFETY: the block has arrived when the stream comes here, and is not overwritten before the handle is finished.
+            unsafe {
+                result::memcpy_dtod_async(
+                    target,
+                    place.base.as_ptr() as u64,
+                    LEN * size_of::<i32>(),
+                    reader.cu_stream(),
+                )
+            }
+            .unwrap();
+        }
+        start.finish()
+    }
+
+    fn check(&self, rank: usize, stream: &Arc<CudaStream>) {
+        for (from, result) in self.results.iter().enumerate() {
+            assert!(stream.clone_dtoh(result).unwrap() == block(from, rank), "from {from}");
+        }
+    }
+}
+
+#[test]
+fn blocks_depart_and_arrive_on_two_streams_also_in_a_graph() {
+    on_ranks(|group, stream| {
+        let rank = group.rank().index();
+        let reader = &stream.context().new_stream().unwrap();
+        let mut copies = Exchange::new(rank, stream);
+        let builder = group.all_to_all::<i32>(LEN).arrivals().departures();
+        // SAFETY: the replays are complete before the operation is dropped, and the host borrows nothing.
+        let mut exchange = unsafe { builder.capturable() }.prepare()?;
+        for _ in 0..5 {
+            copies.start(&mut exchange, [stream, reader])?;
+        }
+        stream.synchronize().unwrap();
+        copies.check(rank, stream);
+
+        // The stream that reads becomes part of the capture by its first wait, and is joined at the end.
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        for _ in 0..2 {
+            copies.start(&mut exchange, [stream, reader])?;
+        }
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).unwrap().expect("the stream captured");
+        let results = Exchange::new(rank, stream);
+        for result in &mut copies.results {
+            stream.memset_zeros(result).unwrap();
+        }
+        for _ in 0..3 {
+            graph.launch().unwrap();
+        }
+        stream.synchronize().unwrap();
+        copies.check(rank, stream);
+        // Starts that run at once and replays alternate.
+        results.start(&mut exchange, [stream, reader])?;
+        stream.synchronize().unwrap();
+        results.check(rank, stream);
+        Ok(())
+    });
 }

@@ -50,8 +50,8 @@ impl<T> Operation<T> {
     /// input before the handle is finished.
     ///
     /// While the stream captures, the start and its handles are recorded into the graph. For that
-    /// the operation must be [`capturable`](super::OperationBuilder::capturable). All streams of
-    /// the handle must then be part of the capture.
+    /// the operation must be [`capturable`](super::OperationBuilder::capturable). A stream that
+    /// waits for a block becomes part of the capture, and one behind which a block departs must be.
     ///
     /// Deadlines, aborts and threads are those of [`start_on`](Self::start_on). If a block never
     /// departs, the group ends when the timeout of the operation has passed, by an error that names

@@ -105,7 +105,11 @@ impl<D: StreamDevice> Captures<D> {
     ///
     /// # Errors
     /// [`Fault::Argument`] if that stream is still part of another capture, and the driver's error.
-    pub(super) fn home(&mut self, context: &D) -> Result<StreamHandle, D::Error> {
+    pub(super) fn home(
+        &mut self,
+        context: &D,
+        capture: CaptureState,
+    ) -> Result<StreamHandle, D::Error> {
         let home = match &mut self.home {
             Some(home) => home,
             none => {
@@ -115,7 +119,9 @@ impl<D: StreamDevice> Captures<D> {
             }
         };
 
-        if home.capture(context)? != CaptureState::None {
+        // An earlier start of the same capture leaves it there.
+        let state = home.capture(context)?;
+        if state != CaptureState::None && state != capture {
             let text = "a start of this operation is still part of another capture; finish it, or \
                         end that capture";
             return Err(Fault::Argument(text.to_owned()).into());

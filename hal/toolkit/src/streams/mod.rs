@@ -570,7 +570,7 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
             None => {
                 self.capture_ability.clone()?;
                 let captured = self.begin_capture(from)?;
-                let home = self.hardware.captures.home(&context)?;
+                let home = self.hardware.captures.home(&context, capture)?;
                 // SAFETY: the captures of this engine own the stream.
                 let stream = unsafe { Stream::new(home, None) };
                 self.forked = Some(Forked { stream, captured: Some(captured) });
@@ -619,8 +619,9 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
                     let text = "the mark is of a capture that the engine is not part of any more";
                     return Err(Fault::Argument(text.to_owned()).into());
                 };
-                if !is_capturing || into.capture(&*context)? != capture {
-                    let text = format!("{into:?} is not part of the capture that the mark is in");
+                // A stream that does not capture becomes part of the capture by this wait.
+                if is_capturing && into.capture(&*context)? != capture {
+                    let text = format!("{into:?} is part of another capture than the mark");
                     return Err(Fault::Argument(text).into());
                 }
                 event.block(&context, into.raw())
