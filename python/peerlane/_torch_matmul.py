@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from peerlane._arguments import shown, whole
+from peerlane._arguments import WHOLE_MAX, shown, whole
 from peerlane._arrays import CPU, dtype_name
 from peerlane._errors import InvalidArgument
 from peerlane._group import Group, Operation, Window
+from peerlane._pool import Pool
 from peerlane._torch import operator_name, torch
 
 # Operations that are kept, of which the ones that were not used for longest are dropped.
 _OPERATIONS_MAX = 64
 _STREAMS_MAX = 8
+# The part of the memory of a device that results take at most.
+_DEVICE_PART = 4
 
 
 class Matmuls:
@@ -26,6 +29,8 @@ class Matmuls:
         self.is_cpu = group._native.memory_device == CPU
         # By the places of input and output, which are equal on all ranks.
         self.operations: dict[tuple, Operation] = {}
+        # The memory of results, which is used again when callers have dropped them.
+        self.pool = Pool(group, _limit(group))
         # Memory that no caller gets, by its use.
         self.scratch: dict[tuple, tuple[Any, Any]] = {}
         # The stream of starts, and the streams of products.
@@ -147,6 +152,12 @@ class Matmuls:
         key = (*use, dtype)
         if not is_new and key in self.scratch:
             return self.scratch[key]
+
+        tensor = self.pool.allocate(shape, dtype) if is_new else None
+        if tensor is not None:
+            address = tensor.data_ptr()
+            return tensor, next(block for block in self.pool.blocks if block.window.address + block.begin == address)
+
         block = self.group._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
         tensor = torch.from_dlpack(block.memory(dtype_name(dtype)).__dlpack__()).view(shape)
         if not is_new:
@@ -168,6 +179,12 @@ class Matmuls:
         # The newest one is the last one.
         self.operations[key] = operation
         return operation
+
+
+def _limit(group: Group) -> int:
+    """Returns the most bytes that results take from the pool; further ones cost messages between the ranks."""
+    place = group._native.memory_device
+    return WHOLE_MAX if place == CPU else torch.cuda.get_device_properties(place[1]).total_memory // _DEVICE_PART
 
 
 def of(group: Group) -> Matmuls:
