@@ -4,13 +4,15 @@
     torchrun --nproc-per-node 4 overlapped_matmul.py --shape 8192 8192 4096 --streams 1 2 3 4
     torchrun --nproc-per-node 2 overlapped_matmul.py --device cpu --shape 64 32 16
 
-A shape is m, k and n of the whole product: an all-gather gives each rank all m rows and its n / ranks columns, and the products of a reduce-scatter have k / ranks inner
+A shape is m, k and n of a product: an all-gather gives each rank all m rows, of which it has m / ranks, and the products of a reduce-scatter have k / ranks inner
 elements on each rank. In each round the ways take turns; the table has the median time of the slowest rank, and its ratio to the product alone. `torch fused` is
-`torch.ops.symm_mem`, `sequence` the collective of PyTorch and the product one after the other, and `peerlane, s streams` the functions of `peerlane.torch`.
-Results are compared: with small whole numbers, every order of additions gives the same bits.
+`torch.ops.symm_mem`, `sequence` the collective of PyTorch and the product one after the other, and `peerlane` the functions of `peerlane.torch`; `in place`, the rows are written to the
+gathered tensor. Results are compared: products of gathered rows bit by bit, and reduced ones up to the rounding of sums.
 """
 
 import argparse
+import functools
+import itertools
 import json
 import os
 import statistics
@@ -18,6 +20,7 @@ import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory  # which defines the fused ops
 
 import peerlane.torch
 
@@ -25,42 +28,51 @@ SHAPES = [(32768, 16384, 8192), (16384, 8192, 8192), (8192, 8192, 4096)]
 
 
 def numbers(*shape, seed, device, dtype):
-    """Returns small whole numbers."""
+    """Returns normal numbers: the power that a product takes depends on them."""
     generator = torch.Generator(device).manual_seed(seed)
-    return torch.randint(-1, 2, shape, generator=generator, device=device, dtype=torch.int8).to(dtype)
+    return torch.randn(shape, generator=generator, device=device, dtype=dtype)
 
 
 def gathers(shape, group, options, device, dtype):
-    """Returns the ways to multiply gathered rows, by name."""
+    """Returns the ways to multiply gathered rows, by name, and a check of a result."""
     (m, k, n), ranks, rank = shape, dist.get_world_size(), dist.get_rank()
     shard = numbers(m // ranks, k, seed=rank, device=device, dtype=dtype)
-    factor = numbers(k, n // ranks if options.divide else n, seed=99, device=device, dtype=dtype)
-    whole, product = torch.empty(m, k, device=device, dtype=dtype), None
+    factor = numbers(k, n, seed=99, device=device, dtype=dtype)
+    whole = torch.empty(m, k, device=device, dtype=dtype)
+    own = peerlane.torch.empty(m, k, dtype=dtype, group=group)
+    part = own[rank * m // ranks : (rank + 1) * m // ranks]
+    part.copy_(shard)
 
     def sequence():
         dist.all_gather_into_tensor(whole, shard)
         return whole @ factor
 
-    def alone():
-        return torch.mm(whole, factor)
+    def fused():
+        return torch.ops.symm_mem.fused_all_gather_matmul(shard, [factor], 0, dist.group.WORLD.group_name)[1][0]
 
-    found = {"alone": alone, "sequence": sequence}
+    def overlapped(rows, **how):
+        return peerlane.torch.all_gather_matmul(rows, [factor], 0, group, **how)[1][0]
+
+    sequence()
+    # Products of the rows of one rank by themselves: equal bits need equal shapes.
+    expected = torch.cat([block @ factor for block in whole.chunk(ranks)])
+    found = {"alone": lambda: torch.mm(whole, factor), "sequence": sequence}
     if device.type == "cuda" and not options.share:
-        name = dist.group.WORLD.group_name
-        found["torch fused"] = lambda: torch.ops.symm_mem.fused_all_gather_matmul(shard, [factor], 0, name)[1][0]
-    for streams in options.streams:
-        found[f"peerlane, {streams} streams"] = lambda streams=streams: peerlane.torch.all_gather_matmul(
-            shard, [factor], 0, group, streams=streams
-        )[1][0]
-        found[f"peerlane, {streams} streams, no A"] = lambda streams=streams: peerlane.torch.all_gather_matmul(
-            shard, [factor], 0, group, return_A=False, streams=streams
-        )[1][0]
-    product = sequence()
-    return found, lambda name, result: name == "alone" or torch.equal(result, product)
+        found["torch fused"] = fused
+    for streams, chunks in itertools.product(options.streams, options.chunks):
+        how = {"streams": streams, "chunks": chunks}
+        found[f"peerlane, {streams} streams, {chunks} chunks"] = functools.partial(overlapped, shard, **how)
+        found[f"peerlane in place, {streams} streams, {chunks} chunks"] = functools.partial(overlapped, part, **how)
+
+    def is_right(name, result):
+        is_exact = name.startswith("peerlane") and name.endswith("1 chunks")
+        return torch.equal(result, expected) if is_exact else torch.allclose(result, expected, rtol=0.05, atol=2)
+
+    return found, is_right
 
 
 def reductions(shape, group, options, device, dtype):
-    """Returns the ways to reduce products, by name."""
+    """Returns the ways to reduce products, by name, and a check of a result."""
     (m, k, n), ranks, rank = shape, dist.get_world_size(), dist.get_rank()
     first = numbers(m, k // ranks, seed=rank, device=device, dtype=dtype)
     second = numbers(k // ranks, n, seed=50 + rank, device=device, dtype=dtype)
@@ -70,17 +82,21 @@ def reductions(shape, group, options, device, dtype):
         dist.reduce_scatter_tensor(part, first @ second)
         return part
 
+    def fused():
+        return torch.ops.symm_mem.fused_matmul_reduce_scatter(first, second, "sum", 0, dist.group.WORLD.group_name)
+
+    def overlapped(**how):
+        return peerlane.torch.matmul_reduce_scatter(first, second, "sum", 0, group, **how)
+
+    expected = sequence().clone()
     found = {"alone": lambda: torch.mm(first, second), "sequence": sequence}
     if device.type == "cuda" and not options.share:
-        name = dist.group.WORLD.group_name
-        found["torch fused"] = lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(first, second, "sum", 0, name)
-    for streams in options.streams:
-        found[f"peerlane, {streams} streams"] = lambda streams=streams: peerlane.torch.matmul_reduce_scatter(
-            first, second, "sum", 0, group, streams=streams
-        )
-    reduced = sequence().clone()
-    # Sums of several thousand numbers are rounded in bf16, by each library in its own order.
-    return found, lambda name, result: name == "alone" or torch.allclose(result.float(), reduced.float(), rtol=0.05, atol=8)
+        found["torch fused"] = fused
+    for streams, chunks in itertools.product(options.streams, options.chunks):
+        how = {"streams": streams, "chunks": chunks}
+        found[f"peerlane, {streams} streams, {chunks} chunks"] = functools.partial(overlapped, **how)
+    # Each library adds in its own order and precision.
+    return found, lambda name, result: name == "alone" or torch.allclose(result, expected, rtol=0.05, atol=4)
 
 
 def measure(call, device, repeat):
@@ -121,8 +137,8 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--share", action="store_true", help="all ranks use GPU 0, with gloo for PyTorch; times then mean nothing")
     parser.add_argument("--shape", type=int, nargs=3, action="append", metavar=("M", "K", "N"))
-    parser.add_argument("--divide", action="store_true", help="give each rank n / ranks columns in an all-gather, instead of n")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=70)
@@ -147,7 +163,7 @@ def main():
                 ratio = micros / times["alone"]
                 rows.append({"collective": collective, "shape": shape, "way": name, "us": round(micros, 1), "ratio": round(ratio, 4)})
                 if dist.get_rank() == 0:
-                    print(f"{collective:>14} {shape!s:>22} {name:<26} {micros:10.1f} µs  {ratio:6.3f}", flush=True)
+                    print(f"{collective:>14} {shape!s:>22} {name:<38} {micros:10.1f} µs  {ratio:6.3f}", flush=True)
     if options.json and dist.get_rank() == 0:
         about = {"torch": torch.__version__, "ranks": dist.get_world_size(), "device": str(device)}
         with open(options.json, "w") as file:

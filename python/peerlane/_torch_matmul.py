@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from peerlane._arguments import WHOLE_MAX, shown, whole
 from peerlane._arrays import CPU, dtype_name
@@ -17,8 +17,18 @@ from peerlane._torch import operator_name, torch
 # Operations that are kept, of which the ones that were not used for longest are dropped.
 _OPERATIONS_MAX = 64
 _STREAMS_MAX = 8
+# Chunks of a block begin at multiples of so many bytes.
+_CHUNK_ALIGNMENT = 64
 # The part of the memory of a device that results take at most.
 _DEVICE_PART = 4
+
+
+class _Place(NamedTuple):
+    """A range of a window."""
+
+    window: Any
+    begin: int
+    nbytes: int
 
 
 class Matmuls:
@@ -36,54 +46,64 @@ class Matmuls:
         # The stream of starts, and the streams of products.
         self.streams: list[Any] = []
 
-    def all_gather_matmul(self, shard: Any, others: Any, dim: int, return_gathered: bool, streams: int) -> tuple[Any, list[Any]]:
+    def all_gather_matmul(
+        self, shard: Any, others: Any, dim: int, return_gathered: bool, streams: int, chunks: int
+    ) -> tuple[Any, list[Any]]:
         """Gathers the rows of all ranks, and multiplies each block of them when it has arrived."""
         group, me = self.group, self.group.rank
         with group._calls.checks("all-gather"):
             others, dim = _check_factors(shard, others, dim), _check_dim("gather_dim", shard, dim)
-            streams = whole("streams", streams, least=1, most=_STREAMS_MAX)
+            streams, chunks = whole("streams", streams, least=1, most=_STREAMS_MAX), whole("chunks", chunks, least=1)
         moved = shard.movedim(dim, 0)
         rows = moved.flatten(0, -2).contiguous()
         count, width = rows.shape
+        chunks = _chunks(chunks, count, width * shard.dtype.itemsize)
 
-        gathered, block = self._memory(("gathered", count, width), (group.size * count, width), shard.dtype, return_gathered)
-        operation = self._operation("all-gather", shard.dtype, rows.numel(), output=block, in_place=True, arrivals=True)
+        shape = (group.size * count, width)
+        gathered, block = self._around(rows) or self._memory(("gathered",), shape, shard.dtype, return_gathered)
+        operation = self._operation("all-gather", shard.dtype, rows.numel(), chunks, output=block, in_place=True, arrivals=True)
         products = [rows.new_empty((group.size * count, other.shape[1])) for other in others]
+        part = count // chunks
 
-        def multiply(rank: int, factor: Any) -> None:
+        def multiply(factor: Any, begin: int) -> None:
             for product, other in zip(products, others):
-                torch.mm(factor, other, out=product[rank * count : (rank + 1) * count])
+                torch.mm(factor, other, out=product[begin : begin + len(factor)])
 
         own = gathered[me * count : (me + 1) * count]
-        arrivals = [rank for rank, _ in operation.arrivals if rank != me]
+        arrivals = [(rank, chunk) for rank, chunk in operation.arrivals if rank != me]
+        is_there = own.data_ptr() == rows.data_ptr()
         if self.is_cpu:
-            own.copy_(rows)
+            if not is_there:
+                own.copy_(rows)
             future = operation.start()
-            multiply(me, rows)
-            for rank in arrivals:
-                future.wait_block(rank)
-                multiply(rank, gathered[rank * count : (rank + 1) * count])
+            multiply(rows, me * count)
+            for rank, chunk in arrivals:
+                future.wait_block(rank, chunk)
+                begin = rank * count + chunk * part
+                multiply(gathered[begin : begin + part], begin)
             future.wait()
         else:
             with self._beside(streams) as (first, readers):
-                # The first product reads the caller's rows, while they are copied and sent.
-                with torch.cuda.stream(first):
-                    own.copy_(rows)
+                if not is_there:
+                    # The first product would hold up the copy, for which the other ranks wait.
+                    with torch.cuda.stream(first):
+                        own.copy_(rows)
+                    readers[0].wait_stream(first)
                 start = operation.start_beside(first)
                 with torch.cuda.stream(readers[0]):
-                    multiply(me, rows)
-                for number, rank in enumerate(arrivals, 1):
-                    reader = readers[number % streams]
-                    start.wait_on(reader, rank)
+                    multiply(rows, me * count)
+                for number, (rank, chunk) in enumerate(arrivals, 1):
+                    reader, begin = readers[number % streams], rank * count + chunk * part
+                    start.wait_on(reader, rank, chunk)
                     with torch.cuda.stream(reader):
-                        multiply(rank, gathered[rank * count : (rank + 1) * count])
+                        multiply(gathered[begin : begin + part], begin)
                 start.finish()
 
         leading = (group.size * moved.shape[0], *moved.shape[1:-1])
         outputs = [product.view(*leading, -1).movedim(0, dim) for product in products]
         return (gathered.view(*leading, width).movedim(0, dim) if return_gathered else None), outputs
 
-    def matmul_reduce_scatter(self, factor: Any, other: Any, op: Any, dim: int, streams: int) -> Any:
+    def matmul_reduce_scatter(self, factor: Any, other: Any, op: Any, dim: int, streams: int, chunks: int) -> Any:
         """Multiplies the rows for each rank, and sends them when they are written, to be reduced there."""
         group, size = self.group, self.group.size
         with group._calls.checks("reduce-scatter"):
@@ -93,35 +113,37 @@ class Matmuls:
                     f"A has {factor.shape[dim]} rows in dimension {dim}, expected a multiple of {size}, one part for each rank"
                 )
             reduction, streams = operator_name(op), whole("streams", streams, least=1, most=_STREAMS_MAX)
+            chunks = whole("chunks", chunks, least=1)
         moved = factor.movedim(dim, 0)
         rows = moved.flatten(0, -2).contiguous()
         count, width = rows.shape[0] // size, other.shape[1]
+        chunks = _chunks(chunks, count, width * factor.dtype.itemsize)
 
-        products, input = self._memory(("products", rows.shape[0], width), (rows.shape[0], width), factor.dtype, False)
+        products, input = self._memory(("products",), (rows.shape[0], width), factor.dtype, False)
         result, output = self._memory(("result",), (count, width), factor.dtype, True)
-        operation = self._operation(
-            "reduce-scatter", factor.dtype, count * width, input=input, output=output, reduction=reduction, departures=True
-        )
+        options = {"reduction": reduction, "departures": True}
+        operation = self._operation("reduce-scatter", factor.dtype, count * width, chunks, input=input, output=output, **options)
+        part = count // chunks
 
-        def multiply(rank: int) -> None:
-            part = slice(rank * count, (rank + 1) * count)
-            torch.mm(rows[part], other, out=products[part])
+        def multiply(rank: int, chunk: int) -> None:
+            begin = rank * count + chunk * part
+            torch.mm(rows[begin : begin + part], other, out=products[begin : begin + part])
 
-        departures = [rank for rank, _ in operation.departures]
+        departures = operation.departures
         if self.is_cpu:
             future = operation.start()
-            for rank in departures:
-                multiply(rank)
-                future.depart(rank)
+            for rank, chunk in departures:
+                multiply(rank, chunk)
+                future.depart(rank, chunk)
             future.wait()
         else:
             with self._beside(streams) as (first, writers):
                 start = operation.start_beside(first)
-                for number, rank in enumerate(departures):
+                for number, (rank, chunk) in enumerate(departures):
                     writer = writers[number % streams]
                     with torch.cuda.stream(writer):
-                        multiply(rank)
-                    start.depart_on(writer, rank)
+                        multiply(rank, chunk)
+                    start.depart_on(writer, rank, chunk)
                 start.finish()
         return result.view(moved.shape[0] // size, *moved.shape[1:-1], width).movedim(0, dim)
 
@@ -147,9 +169,23 @@ class Matmuls:
             for stream in (first, *others):
                 caller.wait_stream(stream)
 
+    def _around(self, rows: Any) -> tuple[Any, Any] | None:
+        """Returns the tensor of all ranks of which the rows are this rank's part, with its place, if they are in one of `empty`."""
+        nbytes = rows.numel() * rows.element_size()
+        address = rows.data_ptr() - self.group.rank * nbytes
+        if not self.group._native.has_place(address, self.group.size * nbytes):
+            return None
+
+        windows = self.group._calls.arena.windows
+        window = next(one for one in windows if one.address <= address < one.address + one.nbytes)
+        shape = (self.group.size * len(rows), rows.shape[1])
+        # The storage of the rows is that of the whole tensor.
+        whole_tensor = rows.new_empty(0).set_(rows.untyped_storage(), rows.storage_offset() - self.group.rank * rows.numel(), shape)
+        return whole_tensor, _Place(window, address - window.address, self.group.size * nbytes)
+
     def _memory(self, use: tuple, shape: tuple, dtype: Any, is_new: bool) -> tuple[Any, Any]:
         """Returns a tensor with its block of the arena: a new one, or the one for this use, which is kept."""
-        key = (*use, dtype)
+        key = (*use, shape, dtype)
         if not is_new and key in self.scratch:
             return self.scratch[key]
 
@@ -164,21 +200,29 @@ class Matmuls:
             self.scratch[key] = tensor, block
         return tensor, block
 
-    def _operation(self, collective: str, dtype: Any, count: int, *, output: Any, input: Any = None, **options: Any) -> Operation:
+    def _operation(
+        self, collective: str, dtype: Any, count: int, chunks: int, *, output: Any, input: Any = None, **options: Any
+    ) -> Operation:
         """Returns the operation over these places, which the first call with them prepares."""
         places = [block and (block.window.address + block.begin, block.nbytes) for block in (input, output)]
-        key = (collective, dtype, count, *places, *options.items())
+        key = (collective, dtype, count, chunks, *places, *options.items())
         operation = self.operations.pop(key, None)
         if operation is None:
             if len(self.operations) >= _OPERATIONS_MAX:
                 self.operations.pop(next(iter(self.operations))).drop()
             of_window = [block and (Window(block.window), block.begin // dtype.itemsize) for block in (input, output)]
-            operation = self.group.prepare(
-                collective, dtype_name(dtype), count, input=of_window[0], output=of_window[1], beside_compute=False, **options
-            )
+            placed = {"input": of_window[0], "output": of_window[1], "chunks": chunks, "beside_compute": False}
+            operation = self.group.prepare(collective, dtype_name(dtype), count, **placed, **options)
         # The newest one is the last one.
         self.operations[key] = operation
         return operation
+
+
+def _chunks(chunks: int, count: int, row_bytes: int) -> int:
+    """Returns the number of chunks of a block of rows if each of them has whole rows, and otherwise 1."""
+    if count % chunks or count // chunks * row_bytes % _CHUNK_ALIGNMENT:
+        return 1
+    return chunks
 
 
 def _limit(group: Group) -> int:

@@ -194,27 +194,29 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
 
 @call
 def all_gather_matmul(
-    A_shard: Any, Bs: Any, gather_dim: int, group: Any = None, *, return_A: bool = True, streams: int = 2
+    A_shard: Any, Bs: Any, gather_dim: int, group: Any = None, *, return_A: bool = True, streams: int = 1, chunks: int = 1
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """Multiplies the gathered tensor with matrices, as `torch.ops.symm_mem.fused_all_gather_matmul`. Collective.
 
-    Returns the tensors of all ranks, joined in dimension `gather_dim`, and its product with each of `Bs`. Copy engines gather, and the rows of each rank
-    are multiplied when they have arrived, on `streams` streams by turns. The products have the bits of those of the rows of each rank alone, which can differ
-    from those of one large product, for which a library may choose another kernel. With `return_A=False`, the first result is None, and memory is saved.
+    Returns the tensors of all ranks, joined in dimension `gather_dim`, and its product with each of `Bs`. Copy engines gather, and the rows of each rank, or of each
+    of `chunks` parts of them, are multiplied when they have arrived, on `streams` streams by turns. The products have the bits of those of these rows alone, which
+    can differ from those of one large product, for which a library may choose another kernel. With `return_A=False`, the first result is None.
+
+    If `A_shard` is this rank's part of a tensor of `empty` that has room for all ranks, nothing is copied, and that tensor is the first result.
     """
-    return _torch_matmul.of(_group(group)).all_gather_matmul(A_shard, Bs, gather_dim, return_A, streams)
+    return _torch_matmul.of(_group(group)).all_gather_matmul(A_shard, Bs, gather_dim, return_A, streams, chunks)
 
 
 @call
 def matmul_reduce_scatter(
-    A: Any, B: Any, reduce_op: Any = "sum", scatter_dim: int = 0, group: Any = None, *, streams: int = 2
+    A: Any, B: Any, reduce_op: Any = "sum", scatter_dim: int = 0, group: Any = None, *, streams: int = 1, chunks: int = 2
 ) -> torch.Tensor:
-    """Reduces the products of all ranks and returns this rank's part in dimension `scatter_dim`, as `torch.ops.symm_mem.fused_matmul_reduce_scatter`. Collective.
+    """Reduces the products of all ranks, as `torch.ops.symm_mem.fused_matmul_reduce_scatter`. Collective.
 
-    The rows for each rank are sent when they are multiplied, on `streams` streams by turns, and added in rank order. `reduce_op` is "sum" or "avg", or as in
-    `reduce_scatter_tensor`.
+    Returns this rank's part in dimension `scatter_dim`. The rows for each rank, or each of `chunks` parts of them, are sent when they are multiplied, on `streams`
+    streams by turns, and added in rank order. `reduce_op` is "sum" or "avg", or as in `reduce_scatter_tensor`.
     """
-    return _torch_matmul.of(_group(group)).matmul_reduce_scatter(A, B, reduce_op, scatter_dim, streams)
+    return _torch_matmul.of(_group(group)).matmul_reduce_scatter(A, B, reduce_op, scatter_dim, streams, chunks)
 
 
 @names_call

@@ -32,7 +32,7 @@ def gathered_products(group, rounds=3):
                 factors = [numbers(8, width, seed=7 + width, dtype=dtype, device=device) for width in (5, 16)]
                 for return_gathered in (True, False):
                     gathered, products = peerlane.torch.all_gather_matmul(
-                        shards[group.rank], factors, dim, group, return_A=return_gathered, streams=1 + number
+                        shards[group.rank], factors, dim, group, return_A=return_gathered, streams=1 + number, chunks=1 + number
                     )
                     whole = torch.cat(shards, dim)
                     assert (gathered is None) != return_gathered
@@ -57,6 +57,20 @@ def reduced_products(group, rounds=3):
                 assert torch.equal(part, expected), (dtype, shape, dim)
 
 
+def in_place(group):
+    torch.set_num_threads(1)
+    gathered = peerlane.torch.empty(group.size * 16, 32, dtype=torch.float32, group=group)
+    shard = gathered[group.rank * 16 : (group.rank + 1) * 16]
+    for number in range(3):
+        shards = [numbers(16, 32, seed=10 * number + rank, dtype=torch.float32, device=gathered.device) for rank in range(group.size)]
+        factor = numbers(32, 16, seed=5, dtype=torch.float32, device=gathered.device)
+        shard.copy_(shards[group.rank])
+        whole, (product,) = peerlane.torch.all_gather_matmul(shard, [factor], 0, group, chunks=2)
+        assert whole.data_ptr() == gathered.data_ptr()
+        assert torch.equal(whole, torch.cat(shards)) and torch.equal(product, whole @ factor)
+        group.barrier()  # the next round overwrites what peers have read
+
+
 def refused(group):
     a, b = torch.zeros(4, 8), torch.zeros(8, 3)
     api = peerlane.torch
@@ -75,7 +89,7 @@ def refused(group):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("body", [gathered_products, reduced_products])
+@pytest.mark.parametrize("body", [gathered_products, reduced_products, in_place])
 def test_products_are_those_of_the_whole(body, ranks):
     peerlane.spawn(body, ranks)
 
