@@ -194,7 +194,7 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
 
 @call
 def all_gather_matmul(
-    A_shard: Any, Bs: Any, gather_dim: int, group: Any = None, *, return_A: bool = True, streams: int = 1, chunks: int = 1
+    A_shard: Any, Bs: Any, gather_dim: int, group: Any = None, *, return_A: bool = True, streams: int = 2, chunks: int = 1
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """Multiplies the gathered tensor with matrices, as `torch.ops.symm_mem.fused_all_gather_matmul`. Collective.
 
@@ -209,7 +209,7 @@ def all_gather_matmul(
 
 @call
 def matmul_reduce_scatter(
-    A: Any, B: Any, reduce_op: Any = "sum", scatter_dim: int = 0, group: Any = None, *, streams: int = 1, chunks: int = 2
+    A: Any, B: Any, reduce_op: Any = "sum", scatter_dim: int = 0, group: Any = None, *, streams: int = 2, chunks: int = 2
 ) -> torch.Tensor:
     """Reduces the products of all ranks, as `torch.ops.symm_mem.fused_matmul_reduce_scatter`. Collective.
 
