@@ -149,7 +149,10 @@ impl Binding<'_> {
         }
         let BoundSteps { mut commands, sources, contributors } = bound;
 
-        join_neighbors(&mut commands);
+        // A joined copy would read chunks that depart later.
+        if !self.handles.departures {
+            join_neighbors(&mut commands);
+        }
         if !self.resizable {
             // Origins and commands have the same indices, so both lose the same entries.
             let is_kept: Vec<bool> = commands.iter().map(|command| !command.is_empty()).collect();

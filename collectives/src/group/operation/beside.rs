@@ -123,9 +123,12 @@ impl Handle {
     }
 
     fn join(&mut self, state: &State) -> Result<(), Error> {
-        if std::mem::replace(&mut self.is_joined, true) {
+        // In a forked child, streams and engines are those of the parent.
+        let is_of_parent = state.prepared.runtime().driver.is_of_parent();
+        if std::mem::replace(&mut self.is_joined, true) || is_of_parent {
             return Ok(());
         }
+
         let readers: Vec<&dyn Any> =
             self.readers.iter().map(|reader| &**reader as &dyn Any).collect();
         state.prepared.join_beside(&readers, &*self.stream)

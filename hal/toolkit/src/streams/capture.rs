@@ -129,6 +129,12 @@ impl<D: StreamDevice> Captures<D> {
         Ok(home.raw())
     }
 
+    /// Returns whether slices that are recorded beside a stream are part of a capture that goes on.
+    pub(super) fn is_home_capturing(&self, context: &D) -> Result<bool, D::Error> {
+        let home = self.home.as_ref().map(|home| home.capture(context)).transpose()?;
+        Ok(home.is_some_and(|state| state != CaptureState::None))
+    }
+
     /// Marks the place that a recorded stream has reached.
     pub(super) fn mark(&mut self, context: &D, stream: StreamHandle) -> Result<Mark, D::Error> {
         let index = self.marked;

@@ -551,7 +551,13 @@ unsafe impl<D: StreamDevice> StreamOrdered for Engine<D> {
             false => CaptureState::None,
         };
 
-        let part_of = self.forked.as_ref().and_then(|forked| forked.captured);
+        // A caller that has ended its capture without a join is not part of it any more.
+        let mut part_of = self.forked.as_ref().and_then(|forked| forked.captured);
+        if part_of.is_some_and(|captured| captured.capture != capture)
+            && !self.hardware.captures.is_home_capturing(&context)?
+        {
+            part_of = None;
+        }
         let main = match part_of {
             // The slices since the first fork are in this capture, and so are the next ones.
             Some(captured) if captured.capture == capture => self.main(),
