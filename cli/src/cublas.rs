@@ -1,5 +1,4 @@
-//! Multiplies matrices with cuBLAS, loaded at run time, as compute work for the overlap
-//! measurement.
+//! Multiplies matrices with cuBLAS, loaded at run time, as compute work beside collectives.
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;
@@ -59,10 +58,13 @@ pub(crate) struct Cublas {
     path: String,
 }
 
-/// Square bf16 matrices in device memory, `side` × `side` each.
+/// Matrices of bf16 elements in device memory, row by row: `left` has `rows` × `inner` elements,
+/// `right` has `inner` × `columns`, and `product` has `rows` × `columns`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrices {
-    pub(crate) side: c_int,
+    pub(crate) rows: c_int,
+    pub(crate) inner: c_int,
+    pub(crate) columns: c_int,
     pub(crate) left: u64,
     pub(crate) right: u64,
     pub(crate) product: u64,
@@ -122,11 +124,13 @@ impl Cublas {
     /// The matrices are device memory of the given size and stay allocated until the stream has
     /// completed the product.
     pub(crate) unsafe fn multiply(&self, matrices: Matrices) -> Result<()> {
-        let Matrices { side, left, right, product } = matrices;
+        let Matrices { rows, inner, columns, left, right, product } = matrices;
         let (one, zero) = (1f32, 0f32);
         let (one, zero) = (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&zero).cast());
         let (left, right) = (left as *const c_void, right as *const c_void);
         let product = product as *mut c_void;
+        // cuBLAS takes matrices column by column, which are the transposed ones, so the factors change
+        // places.
         // SAFETY: cuBLAS reads the scaling factors before the call returns; the caller guarantees the
         // matrices.
         let code = unsafe {
@@ -134,20 +138,20 @@ impl Cublas {
                 self.context,
                 AS_IT_IS,
                 AS_IT_IS,
-                side,
-                side,
-                side,
+                columns,
+                rows,
+                inner,
                 one,
-                left,
-                BF16,
-                side,
                 right,
                 BF16,
-                side,
+                columns,
+                left,
+                BF16,
+                inner,
                 zero,
                 product,
                 BF16,
-                side,
+                columns,
                 COMPUTE_F32,
                 ALGORITHM_DEFAULT,
             )

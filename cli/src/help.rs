@@ -51,6 +51,8 @@ const CLAUSE_ENDS: [&str; 14] = [
 /// Gives every command a short help and the option `--help-all`.
 pub(crate) fn on_one_screen(program: Command) -> Command {
     program.mut_subcommands(|command| {
+        // The commands of a command, which have options of their own.
+        let command = on_one_screen(command);
         let has_many = command.get_arguments().count() > OPTIONS_MAX;
         let help = Arg::new("help").short('h').long("help").action(ArgAction::HelpShort);
         let all = Arg::new("help_all").long("help-all").action(ArgAction::HelpLong);

@@ -25,7 +25,7 @@ pub(crate) fn page(mut program: Command, command: Option<&str>) -> Result<Vec<u8
     program.build();
     let page = match command {
         None => program,
-        Some(name) => program.find_subcommand(name).cloned().ok_or_else(|| {
+        Some(name) => named(&program, name).cloned().ok_or_else(|| {
             let known = program.get_subcommands().map(Command::get_name).collect::<Vec<_>>();
             let text = format!("unknown command {name:?}, expected one of {}", known.join(", "));
             Failure::usage(text)
@@ -34,6 +34,15 @@ pub(crate) fn page(mut program: Command, command: Option<&str>) -> Result<Vec<u8
     let mut text = Vec::new();
     Man::new(page).render(&mut text).map_err(|error| Failure::failed(error.to_string()))?;
     Ok(text)
+}
+
+/// Returns the command of a name such as `bench`, or `bench-all-gather-matmul` for a command of it.
+fn named<'a>(program: &'a Command, name: &str) -> Option<&'a Command> {
+    let inside = |command: &'a Command| {
+        let rest = name.strip_prefix(command.get_name())?.strip_prefix('-')?;
+        command.find_subcommand(rest)
+    };
+    program.find_subcommand(name).or_else(|| program.get_subcommands().find_map(inside))
 }
 
 fn write(text: &[u8]) -> Result<()> {

@@ -3,6 +3,7 @@
 use peerlane::open::{self, Backend, Survey};
 
 use super::options::Options;
+use super::target::TargetOptions;
 use crate::error::{Failure, Result};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,21 +26,13 @@ impl Selected {
     /// Selects the backend for `local_ranks` ranks on this machine, or for as many as there are
     /// GPUs.
     pub(crate) fn of_options(options: &Options, local_ranks: Option<usize>) -> Result<Self> {
-        let selected = match options.target.backend.0 {
-            None => Self::auto(Survey::of_machine(), options, local_ranks)?,
-            Some(backend @ (Backend::Cuda | Backend::Rocm)) => {
-                if backend == Backend::Rocm {
-                    options.check_without_cuda()?;
-                }
-                Self { backend, slots: slots(backend, &options.target.devices)?, note: None }
-            }
-            Some(backend) => {
-                if backend == Backend::Rdma {
-                    options.nics.check()?;
-                }
-                Self { backend, slots: Vec::new(), note: None }
-            }
-        };
+        // Options that do not fit are reported before a driver that is missing.
+        match options.target.backend.0 {
+            Some(Backend::Rocm) => options.check_without_cuda()?,
+            Some(Backend::Rdma) => options.nics.check()?,
+            _ => {}
+        }
+        let selected = Self::of_target(&options.target, local_ranks)?;
 
         if selected.backend == Backend::Rocm {
             options.check_without_cuda()?;
@@ -52,14 +45,25 @@ impl Selected {
         Ok(selected)
     }
 
+    /// Selects the backend without a look at the options that need one of them.
+    pub(crate) fn of_target(target: &TargetOptions, local_ranks: Option<usize>) -> Result<Self> {
+        match target.backend.0 {
+            None => Self::auto(Survey::of_machine(), target, local_ranks),
+            Some(backend @ (Backend::Cuda | Backend::Rocm)) => {
+                Ok(Self { backend, slots: slots(backend, &target.devices)?, note: None })
+            }
+            Some(backend) => Ok(Self { backend, slots: Vec::new(), note: None }),
+        }
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         self.backend.name()
     }
 
     /// Selects a GPU backend if every rank can have a GPU of its own, and the host backend
     /// otherwise. A driver that does not work is an error.
-    fn auto(survey: Survey, options: &Options, local_ranks: Option<usize>) -> Result<Self> {
-        let requested = &options.target.devices;
+    fn auto(survey: Survey, target: &TargetOptions, local_ranks: Option<usize>) -> Result<Self> {
+        let requested = &target.devices;
         let count = (!requested.is_empty()).then_some(requested.len());
         let (backend, reasons) = survey.choose_local(local_ranks.or(count)).map_err(|error| {
             Failure::from(error)
@@ -160,7 +164,7 @@ mod tests {
             let mut survey = Survey::of_machine();
             survey.cuda = cuda;
             survey.rocm = Err(NoGpus::Absent("libamdhip64.so is not there".to_owned()));
-            Selected::auto(survey, &parse(line).unwrap(), local_ranks)
+            Selected::auto(survey, &parse(line).unwrap().target, local_ranks)
         };
         let gpus = |count: u32| {
             // The type cannot be constructed outside of the library.

@@ -33,7 +33,7 @@ use crate::ranks::{self, LaunchedBy};
 
 mod algorithm;
 mod backend;
-mod gpu;
+pub(crate) mod gpu;
 mod host;
 mod limit;
 mod measure;
@@ -47,10 +47,10 @@ mod setup;
 mod shape;
 mod target;
 mod timeline;
-mod timer;
+pub(crate) mod timer;
 mod topology;
 
-use backend::Selected;
+pub(crate) use backend::{GpuSlot, Selected};
 pub(crate) use options::Options;
 use printer::Printer;
 pub(crate) use target::TargetOptions;

@@ -226,3 +226,46 @@ fn what_a_collective_lacks_is_refused() {
     ");
     insta::assert_snapshot!(refused("plan --collective broadcast --algorithm double-ring"), @"error: algorithm double-ring does not support broadcast, expected direct or pull or ring or scatter-all-gather or get-ring");
 }
+
+#[test]
+fn products_beside_a_collective_need_nvidia_gpus() {
+    let refused = |line: &str| {
+        let ended = run(line);
+        assert_eq!(ended.code, Some(2), "{line}: {}", ended.stderr);
+        ended.stderr
+    };
+    insta::assert_snapshot!(refused("bench all-gather-matmul --backend host"), @"
+    error: `bench all-gather-matmul` multiplies with cuBLAS on NVIDIA GPUs, but the backend is host
+     help: use --backend cuda on a machine with NVIDIA GPUs; `peerlane bench all-gather` measures the collective alone on every backend
+    ");
+    let auto = refused("bench matmul-reduce-scatter");
+    let expected = "on NVIDIA GPUs, but the backend is host (auto selected host; cuda: ";
+    assert!(auto.contains(expected), "{auto}");
+
+    for (options, expected) in [
+        ("--streams 5", "5 is not in 1..=4"),
+        ("--chunks 0", "0 is not in 1..=64"),
+        ("--rows 0", "0 is not in 1..=1048576"),
+        ("--dtype f32", "unexpected argument '--dtype' found"),
+    ] {
+        let error = refused(&format!("bench all-gather-matmul {options}"));
+        assert!(error.contains(expected), "{options}: {error}");
+    }
+    let unknown = refused("bench");
+    assert!(unknown.contains("<COLLECTIVE>"), "{unknown}");
+}
+
+#[test]
+fn the_help_of_products_beside_a_collective_fits_one_screen() {
+    for command in ["all-gather-matmul", "matmul-reduce-scatter"] {
+        let [short, help] =
+            ["-h", "--help"].map(|option| run(&format!("bench {command} {option}")));
+        assert_eq!(short.stdout, help.stdout, "{command}");
+        assert!(help.stdout.lines().count() <= 30, "{command}:\n{}", help.stdout);
+        let all = run(&format!("bench {command} --help-all")).stdout;
+        assert!(all.contains("bit by bit") && all.contains("--cublas <PATH>"), "{all}");
+        assert!(run("bench --help").stdout.contains(command));
+        let page = run(&format!("man bench-{command}"));
+        assert!(page.stdout.contains("\\-\\-columns"), "{page:?}");
+    }
+}

@@ -488,6 +488,82 @@ fn all_gathers_and_compute_are_timed_together() {
     assert!(ended.stderr.contains("GEMM alone µs"), "{ended:?}");
 }
 
+/// Runs products beside a collective with the stand-in for cuBLAS, and checks what all rows have.
+fn beside_products(line: &str, settings: &[(&str, &str)]) -> Vec<Value> {
+    let line = format!("bench {line} --rounds 2 --iterations 2 --warmup 1 --timeout 20 --json -");
+    let mut command = simulated(&line, settings);
+    let ended = end(command.arg("--cublas").arg(stand_in("simulated_cublas")));
+    let rows = ended.rows();
+
+    let alone = number(&rows[0], "median_us");
+    for row in &rows {
+        assert_eq!((&row["backend"], &row["dtype"]), (&"cuda".into(), &"bf16".into()), "{row}");
+        let ratio = number(row, "median_us") / alone;
+        assert!(ratio > 0.0 && (number(row, "ratio") / ratio - 1.0).abs() < 1e-2, "{row}");
+        assert_eq!(row["checked"], row["method"] == "blocks", "{row}");
+    }
+    for words in ["median µs", "of matmul", "sequence"] {
+        assert!(ended.stderr.contains(words), "{words}: {ended:?}");
+    }
+    rows
+}
+
+/// Returns the method of each row, and the numbers of streams and chunks of blocks.
+fn methods(rows: &[Value]) -> Vec<(&str, Option<u64>, Option<u64>)> {
+    let method = |row| {
+        let row: &Value = row;
+        let streams = row["streams"].as_u64();
+        (row["method"].as_str().unwrap(), streams, streams.and(row["chunks"].as_u64()))
+    };
+    rows.iter().map(method).collect()
+}
+
+#[test]
+fn gathered_rows_are_multiplied_when_they_arrive() {
+    let shape = "--rows 48 --inner 64 --columns 16";
+    for ranks in [2, 3, 4] {
+        let line = format!("all-gather-matmul --ranks {ranks} {shape} --chunks 1,2,5");
+        let rows = beside_products(&line, &[]);
+        let blocks = |chunks| [1, 2].map(|streams| ("blocks", Some(streams), Some(chunks)));
+        let alone = [("matmul", None, None), ("sequence", None, None)];
+        assert_eq!(methods(&rows), [alone, blocks(1), blocks(2)].concat(), "{ranks} ranks");
+        assert!(rows.iter().all(|row| row["ranks"] == ranks && row["inner"] == 64));
+    }
+    // Memory that was never written differs between the products.
+    beside_products(&format!("all-gather-matmul {shape} --streams 4"), &[("JUNK", "90")]);
+}
+
+#[test]
+fn products_depart_when_they_are_written_and_are_added() {
+    let shape = "--rows 24 --inner 32 --columns 64";
+    for ranks in [2, 3, 4] {
+        let line = format!("matmul-reduce-scatter --ranks {ranks} {shape} --streams 1,3");
+        let rows = beside_products(&format!("{line} --chunks 2"), &[]);
+        let blocks = [1, 3].map(|streams| ("blocks", Some(streams), Some(2)));
+        let alone = [("matmul", None, None), ("sequence", None, None)];
+        assert_eq!(methods(&rows), [alone, blocks].concat(), "{ranks} ranks");
+        assert!(rows.iter().all(|row| row["work"] == "matmul-reduce-scatter"));
+    }
+}
+
+#[test]
+fn chunks_that_cut_rows_unevenly_are_named_below_the_title() {
+    let line = "bench all-gather-matmul --ranks 2 --rows 8 --inner 32 --columns 8 --chunks 1,3";
+    let mut command = simulated(&format!("{line} --rounds 1 --iterations 1"), &[]);
+    let ended = end(command.arg("--cublas").arg(stand_in("simulated_cublas")));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let lines: Vec<_> = ended.stdout.lines().collect();
+    let title = "all-gather-matmul, 2 ranks, cuda backend, bf16, 8 × 32 by 32 × 8 on each rank";
+    assert_eq!(lines[..2], [title, "auto selected cuda: 4 GPUs"]);
+    assert!(lines[2].starts_with("chunks 3: not measured, "), "{ended:?}");
+
+    let ended = run("bench all-gather-matmul --ranks 3 --rows 8", &[]);
+    let expected = "--rows is 8, expected a multiple of 3, the number of ranks";
+    assert!(ended.error(2).contains(expected), "{ended:?}");
+    let ended = run("bench matmul-reduce-scatter --ranks 2 --cublas /proc/none.so", &[]);
+    assert!(ended.error(1).contains("cannot load /proc/none.so"), "{ended:?}");
+}
+
 #[test]
 fn the_doctor_shows_gpus_links_and_missing_capabilities() {
     let ended = run("doctor", &[]);

@@ -1,7 +1,8 @@
 //! A stand-in for cuBLAS on the simulated driver, for tests of the program.
 //!
-//! It has the C symbols that the program looks up and checks their arguments. Instead of a
-//! multiplication it keeps the stream busy for some time.
+//! It has the C symbols that the program looks up and checks their arguments. Small matrices are
+//! multiplied on the host, in the order of the stream. Instead of the product of large ones it keeps
+//! the stream busy for some time.
 
 #![allow(
     missing_docs,
@@ -12,6 +13,7 @@
 
 use std::ffi::{c_int, c_void};
 
+use half::bf16;
 use libloading::Library;
 
 const SUCCESS: c_int = 0;
@@ -19,7 +21,12 @@ const NOT_INITIALIZED: c_int = 1;
 const INVALID_VALUE: c_int = 7;
 const EXECUTION_FAILED: c_int = 13;
 
-/// Bytes that a product sets.
+/// Sides of matrices that are not multiplied.
+const LARGE_SIDE: c_int = 8192;
+/// Multiplications of elements in a product that is computed.
+const MULTIPLICATIONS_MAX: u64 = 1 << 24;
+
+/// Bytes that a product of large matrices sets.
 const BUSY_BYTES: usize = 2 << 20;
 
 pub struct Context {
@@ -93,17 +100,22 @@ pub unsafe extern "C" fn cublasGemmEx(
     let alpha = unsafe { alpha.read() };
     // SAFETY: the caller passes a valid pointer to a factor.
     let beta = unsafe { beta.read() };
-    let sides = [rows, columns, depth, left_stride, right_stride, product_stride];
     let right_in_all = context.has_workspace
         && !context.stream.is_null()
         && (alpha, beta) == (1.0, 0.0)
         && [transpose_left, transpose_right] == [0, 0]
-        && sides == [8192; 6]
+        && [rows, columns, depth].iter().all(|side| *side > 0)
+        && [left_stride, right_stride, product_stride] == [rows, depth, rows]
         && [left_type, right_type, product_type] == [14; 3]
         && [left, right, product].iter().all(|address| *address != 0)
         && (compute, algorithm) == (68, -1);
     if !right_in_all {
         return INVALID_VALUE;
+    }
+    let sides = [rows, columns, depth];
+    if sides != [LARGE_SIDE; 3] {
+        let sides = sides.map(|side| side.unsigned_abs() as usize);
+        return context.enqueue(Product { sides, left, right, product });
     }
     type Set = unsafe extern "C" fn(u64, u8, usize, *mut c_void) -> c_int;
     // SAFETY: this is the type of the symbol in the driver's header.
@@ -115,5 +127,62 @@ pub unsafe extern "C" fn cublasGemmEx(
     match unsafe { set(product, 1, BUSY_BYTES, context.stream) } {
         0 => SUCCESS,
         _ => EXECUTION_FAILED,
+    }
+}
+
+/// A product that a stream computes, of matrices in device memory, column by column.
+struct Product {
+    /// Rows and columns of the product, and the inner dimension.
+    sides: [usize; 3],
+    left: u64,
+    right: u64,
+    product: u64,
+}
+
+impl Context {
+    /// Has the stream compute a product behind the work that it holds.
+    fn enqueue(&self, product: Product) -> c_int {
+        if product.sides.iter().map(|side| *side as u64).product::<u64>() > MULTIPLICATIONS_MAX {
+            return INVALID_VALUE;
+        }
+        type Call = unsafe extern "C" fn(*mut c_void, Compute, *mut c_void) -> c_int;
+        // SAFETY: this is the type of the symbol in the driver's header.
+        let Ok(call) = (unsafe { self.driver.get::<Call>("cuLaunchHostFunc") }) else {
+            return NOT_INITIALIZED;
+        };
+
+        let data = Box::into_raw(Box::new(product));
+        // SAFETY: the function takes the box back, and runs once.
+        match unsafe { call(self.stream, compute, data.cast()) } {
+            0 => SUCCESS,
+            _ => EXECUTION_FAILED,
+        }
+    }
+}
+
+type Compute = unsafe extern "C" fn(*mut c_void);
+
+/// Computes a product in 32-bit floating point, and rounds its elements.
+unsafe extern "C" fn compute(data: *mut c_void) {
+    // SAFETY: `enqueue` passes a box of this type to one call.
+    let job = unsafe { Box::from_raw(data.cast::<Product>()) };
+    let [rows, columns, depth] = job.sides;
+    let factor = |address: u64, length| {
+        // SAFETY: device memory of the simulated driver is mapped, and the caller of the product keeps
+        // a matrix of this length there until the stream has computed it.
+        unsafe { std::slice::from_raw_parts(address as *const bf16, length) }
+    };
+    let (left, right) = (factor(job.left, rows * depth), factor(job.right, depth * columns));
+
+    // SAFETY: the product has this many elements and is kept as the factors are.
+    let product =
+        unsafe { std::slice::from_raw_parts_mut(job.product as *mut bf16, rows * columns) };
+
+    for column in 0..columns {
+        for row in 0..rows {
+            let terms = (0..depth)
+                .map(|k| left[row + k * rows].to_f32() * right[k + column * depth].to_f32());
+            product[row + column * rows] = bf16::from_f32(terms.sum());
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::thread::{self, ScopedJoinHandle};
 
 use peerlane_toolkit::limits::{self, SystemError};
 
-use super::device::{Gpu, Span};
+use super::device::{Gpu, Span, Stream};
 use crate::error::{Failure, Result};
 use crate::ranks::data::{Block, Mismatch, Numbering, TestData, UNWRITTEN};
 
@@ -14,6 +14,8 @@ use crate::ranks::data::{Block, Mismatch, Numbering, TestData, UNWRITTEN};
 const CHUNK_BYTES: u64 = 32 << 20;
 /// The maximum number of blocks that are compared at the same time, each on its own thread.
 const THREADS_MAX: usize = 8;
+/// The length of the random elements that are generated once and repeated over a matrix.
+const MATRIX_PIECE_BYTES: u64 = 8 << 20;
 const _: () = assert!(CHUNK_BYTES.is_multiple_of(Block::PIECE_BYTES as u64));
 
 pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Span]) -> Result<()> {
@@ -26,6 +28,28 @@ pub(super) fn fill(gpu: &Gpu, data: TestData, numbering: Numbering, input: &[Spa
             block.fill(&mut staging);
             staging = gpu.upload(&stream, chunk.address, staging)?;
         }
+    }
+    Ok(())
+}
+
+/// Fills a matrix with bf16 elements with magnitudes from 0.5 to 2, because zeros would use less
+/// power than real data.
+pub(crate) fn fill_with_bf16(
+    gpu: &Gpu,
+    stream: &Stream,
+    matrix: Span,
+    random: &mut fastrand::Rng,
+) -> Result<()> {
+    let mut piece = vec![0; matrix.bytes.min(MATRIX_PIECE_BYTES) as usize];
+    for element in piece.chunks_exact_mut(2) {
+        let magnitude = random.f32().mul_add(1.5, 0.5);
+        let value = if random.bool() { magnitude } else { -magnitude };
+        element.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes());
+    }
+
+    for offset in (0..matrix.bytes).step_by(MATRIX_PIECE_BYTES as usize) {
+        piece.truncate((matrix.bytes - offset).min(MATRIX_PIECE_BYTES) as usize);
+        piece = gpu.upload(stream, matrix.address + offset, piece)?;
     }
     Ok(())
 }

@@ -24,16 +24,16 @@ const SPIN: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
-    pub(super) address: u64,
-    pub(super) bytes: u64,
+pub(crate) struct Span {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
 }
 
 #[derive(Clone)]
-pub(super) struct Gpu {
+pub(crate) struct Gpu {
     ordinal: u32,
     context: Context,
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Clone)]
@@ -43,20 +43,20 @@ enum Context {
 }
 
 /// A stream, event, graph or allocation that is given back to the driver on drop.
-pub(super) struct Owned<T: Resource> {
+pub(crate) struct Owned<T: Resource> {
     gpu: Gpu,
     raw: T,
 }
 
-pub(super) type Stream = Owned<StreamHandle>;
-pub(super) type Event = Owned<EventHandle>;
-pub(super) type Graph = Owned<ExecHandle>;
-pub(super) type Memory = Owned<Allocated>;
-pub(super) type ImportedMemory = Owned<Imported>;
+pub(crate) type Stream = Owned<StreamHandle>;
+pub(crate) type Event = Owned<EventHandle>;
+pub(crate) type Graph = Owned<ExecHandle>;
+pub(crate) type Memory = Owned<Allocated>;
+pub(crate) type ImportedMemory = Owned<Imported>;
 
-pub(super) struct Allocated(Span);
+pub(crate) struct Allocated(Span);
 
-pub(super) struct Imported(u64);
+pub(crate) struct Imported(u64);
 
 /// Calls a method of the CUDA or HIP context, and turns its error into a failure that names the
 /// GPU.
@@ -71,7 +71,7 @@ macro_rules! call {
 
 impl Gpu {
     /// Opens the context of a GPU; waits on the GPU end after `timeout`.
-    pub(super) fn open(backend: Backend, ordinal: u32, timeout: Duration) -> Result<Self> {
+    pub(crate) fn open(backend: Backend, ordinal: u32, timeout: Duration) -> Result<Self> {
         let cannot = |error: &dyn std::fmt::Display| {
             Failure::failed(format!("GPU {ordinal}: cannot open: {error}"))
         };
@@ -97,7 +97,7 @@ impl Gpu {
         }
     }
 
-    pub(super) fn enter(&self) -> Result<()> {
+    pub(crate) fn enter(&self) -> Result<()> {
         call!(self, "make the GPU current", context => context.make_current().map(drop))
     }
 
@@ -106,13 +106,13 @@ impl Gpu {
     }
 
     /// Creates a stream that does not synchronize with the default stream.
-    pub(super) fn stream(&self) -> Result<Rc<Stream>> {
+    pub(crate) fn stream(&self) -> Result<Rc<Stream>> {
         self.enter()?;
         let raw = call!(self, "create a stream", context => context.create_stream(false))?;
         Ok(Rc::new(self.own(raw)))
     }
 
-    pub(super) fn event(&self) -> Result<Event> {
+    pub(crate) fn event(&self) -> Result<Event> {
         self.event_of(true)
     }
 
@@ -122,13 +122,13 @@ impl Gpu {
     }
 
     /// Returns the number of copies that this GPU can run at the same time, at least 1.
-    pub(super) fn copy_engines(&self) -> Result<usize> {
+    pub(crate) fn copy_engines(&self) -> Result<usize> {
         self.enter()?;
         let limits = call!(self, "count the copy engines", context => context.stream_limits())?;
         Ok(limits.copy_engines.max(1) as usize)
     }
 
-    pub(super) fn free_bytes(&self) -> Result<u64> {
+    pub(crate) fn free_bytes(&self) -> Result<u64> {
         self.enter()?;
         Ok(match &self.context {
             Context::Cuda(context) => context.free_bytes().free,
@@ -136,7 +136,7 @@ impl Gpu {
         })
     }
 
-    pub(super) fn record(&self, event: &Event, stream: &Stream) -> Result<()> {
+    pub(crate) fn record(&self, event: &Event, stream: &Stream) -> Result<()> {
         call!(self, "record an event", context => {
             // SAFETY: event and stream are borrowed, so they are not destroyed.
             unsafe { context.record_event(event.raw, stream.raw) }
@@ -144,14 +144,14 @@ impl Gpu {
     }
 
     /// Makes later work on a stream wait for an event.
-    pub(super) fn stream_wait_event(&self, stream: &Stream, event: &Event) -> Result<()> {
+    pub(crate) fn stream_wait_event(&self, stream: &Stream, event: &Event) -> Result<()> {
         call!(self, "wait for an event", context => {
             // SAFETY: event and stream are borrowed, so they are not destroyed.
             unsafe { context.wait_for_event(stream.raw, event.raw) }
         })
     }
 
-    pub(super) fn wait(&self, event: &Event, what: &str) -> Result<()> {
+    pub(crate) fn wait(&self, event: &Event, what: &str) -> Result<()> {
         self.enter()?;
         let deadline = Deadline::after(self.timeout);
         let started_at = Instant::now();
@@ -176,27 +176,27 @@ impl Gpu {
         Ok(())
     }
 
-    pub(super) fn finish(&self, stream: &Stream, what: &str) -> Result<()> {
+    pub(crate) fn finish(&self, stream: &Stream, what: &str) -> Result<()> {
         let event = self.event_of(false)?;
         self.record(&event, stream)?;
         self.wait(&event, what)
     }
 
-    pub(super) fn elapsed(&self, begin: &Event, end: &Event) -> Result<Duration> {
+    pub(crate) fn elapsed(&self, begin: &Event, end: &Event) -> Result<Duration> {
         let milliseconds = self.milliseconds(begin, end)?;
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1000.0).unwrap_or_default())
     }
 
     /// Returns the milliseconds from `begin` to `end`, both completed; negative if `end` completed
     /// first.
-    pub(super) fn milliseconds(&self, begin: &Event, end: &Event) -> Result<f32> {
+    pub(crate) fn milliseconds(&self, begin: &Event, end: &Event) -> Result<f32> {
         call!(self, "read the time of an event", context => {
             // SAFETY: both events are borrowed, so they are not destroyed.
             unsafe { context.milliseconds(begin.raw, end.raw) }
         })
     }
 
-    pub(super) fn allocate(&self, bytes: u64) -> Result<Memory> {
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<Memory> {
         self.enter()?;
         let length = usize::try_from(bytes).unwrap_or(usize::MAX).max(1);
         let what = format!("allocate {}", Size(bytes));
@@ -204,7 +204,7 @@ impl Gpu {
         Ok(self.own(Allocated(Span { address, bytes })))
     }
 
-    pub(super) fn set(&self, stream: &Stream, span: Span, value: u8) -> Result<()> {
+    pub(crate) fn set(&self, stream: &Stream, span: Span, value: u8) -> Result<()> {
         self.enter()?;
         let bytes = span.bytes as usize;
         call!(self, "set memory", context => {
@@ -215,12 +215,12 @@ impl Gpu {
     }
 
     /// Copies a host buffer to the GPU, waits for the copy, and returns the buffer.
-    pub(super) fn upload(&self, stream: &Stream, to: u64, staging: Vec<u8>) -> Result<Vec<u8>> {
+    pub(crate) fn upload(&self, stream: &Stream, to: u64, staging: Vec<u8>) -> Result<Vec<u8>> {
         self.pass(stream, staging, "copy from the host", |host| (to, host))
     }
 
     /// Fills a host buffer from the GPU, waits for the copy, and returns the buffer.
-    pub(super) fn download(&self, stream: &Stream, from: u64, staging: Vec<u8>) -> Result<Vec<u8>> {
+    pub(crate) fn download(&self, stream: &Stream, from: u64, staging: Vec<u8>) -> Result<Vec<u8>> {
         self.pass(stream, staging, "copy to the host", |host| (host, from))
     }
 
@@ -251,7 +251,7 @@ impl Gpu {
     /// # Safety
     /// Both ranges stay mapped, and nothing else accesses the destination, until the stream has
     /// completed the copy.
-    pub(super) unsafe fn copy(
+    pub(crate) unsafe fn copy(
         &self,
         stream: &Stream,
         to: u64,
@@ -265,7 +265,7 @@ impl Gpu {
     }
 
     /// Maps GPU memory of another process from its IPC [handle](Memory::handle).
-    pub(super) fn open_memory(&self, handle: &[u8]) -> Result<ImportedMemory> {
+    pub(crate) fn open_memory(&self, handle: &[u8]) -> Result<ImportedMemory> {
         self.enter()?;
         let handle = handle.try_into().map(IpcHandle).map_err(|_| {
             let length = handle.len();
@@ -278,7 +278,7 @@ impl Gpu {
     }
 
     /// Begins to capture this thread's work on `stream` into a graph.
-    pub(super) fn begin_capture(&self, stream: &Stream) -> Result<()> {
+    pub(crate) fn begin_capture(&self, stream: &Stream) -> Result<()> {
         call!(self, "begin a capture", context => {
             // SAFETY: the stream is borrowed, so it is not destroyed.
             unsafe { context.begin_capture(stream.raw) }
@@ -286,7 +286,7 @@ impl Gpu {
     }
 
     /// Ends a capture and returns the graph; `what` names the captured work in errors.
-    pub(super) fn end_capture(&self, stream: &Stream, what: &str) -> Result<Graph> {
+    pub(crate) fn end_capture(&self, stream: &Stream, what: &str) -> Result<Graph> {
         let captured = call!(self, format_args!("capture {what}"), context => {
             // SAFETY: the stream is borrowed, so it is not destroyed.
             unsafe { end_capture(&**context, stream.raw) }
@@ -294,7 +294,7 @@ impl Gpu {
         Ok(self.own(captured?))
     }
 
-    pub(super) fn launch(&self, graph: &Graph, stream: &Stream) -> Result<()> {
+    pub(crate) fn launch(&self, graph: &Graph, stream: &Stream) -> Result<()> {
         call!(self, "launch a graph", context => {
             // SAFETY: graph and stream are borrowed, so they are not destroyed.
             unsafe { context.launch(graph.raw, stream.raw) }
@@ -320,19 +320,19 @@ unsafe fn end_capture<D: GraphCalls>(
 }
 
 impl Stream {
-    pub(super) fn gpu(&self) -> &Gpu {
+    pub(crate) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
 
     /// Returns the driver's stream handle for NCCL and cuBLAS.
-    pub(super) fn raw(&self) -> *mut std::ffi::c_void {
+    pub(crate) fn raw(&self) -> *mut std::ffi::c_void {
         self.raw.0
     }
 
     /// Enqueues a run of the operation on the stream. The lease on the result can end at once:
     /// nothing on the device reads the output between two runs, and the host reads it only after it
     /// has waited for the stream. The caller keeps the stream for as long as the operation.
-    pub(super) fn start<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
+    pub(crate) fn start<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
         match &self.gpu.context {
             Context::Cuda(_) => {
                 // SAFETY: the stream belongs to the primary context of this GPU, and the caller keeps it.
@@ -350,7 +350,7 @@ impl Stream {
 
     /// Orders a run of the operation behind the present work of the stream. If the host drives the
     /// engines, waits for that work and for the completion of the run.
-    pub(super) fn start_after<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
+    pub(crate) fn start_after<T: Element>(&self, operation: &mut Operation<T>) -> Result<()> {
         if operation.report().takes_streams() {
             return self.start(operation);
         }
@@ -360,12 +360,12 @@ impl Stream {
 }
 
 impl Memory {
-    pub(super) fn span(&self) -> Span {
+    pub(crate) fn span(&self) -> Span {
         self.raw.0
     }
 
     /// Returns the IPC handle with which another process maps the memory.
-    pub(super) fn handle(&self) -> Result<Vec<u8>> {
+    pub(crate) fn handle(&self) -> Result<Vec<u8>> {
         let (gpu, Span { address, .. }) = (&self.gpu, self.span());
         gpu.enter()?;
         let handle = call!(gpu, "export memory (IPC)", context => context.ipc_handle(address))?;
@@ -374,13 +374,13 @@ impl Memory {
 }
 
 impl ImportedMemory {
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.raw.0
     }
 }
 
 /// A driver resource that must be destroyed, such as a stream handle or an allocation.
-pub(super) trait Resource {
+pub(crate) trait Resource {
     /// Destroys the driver resource; an error of the driver has no remedy.
     ///
     /// # Safety

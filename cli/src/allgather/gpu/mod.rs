@@ -26,8 +26,8 @@ use crate::units::Size;
 
 mod baselines;
 mod candidate;
-mod content;
-mod device;
+pub(crate) mod content;
+pub(crate) mod device;
 mod gather;
 mod limit;
 mod measure;
@@ -42,7 +42,7 @@ use overlap::Compute;
 use timer::StreamTimer;
 
 /// The maximum time from a deadline until the ranks agree on the rank that is to blame.
-const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) -> Result<()> {
     let options = context.options;
@@ -82,7 +82,7 @@ pub(super) fn run(context: RankContext<'_>, slot: &GpuSlot, backend: Backend) ->
 }
 
 /// Returns the error that has ended the group, or `failure` if the group still works.
-fn cause(group: &mut Group, failure: Failure) -> Failure {
+pub(crate) fn cause(group: &mut Group, failure: Failure) -> Failure {
     match group.abort_record() {
         Some(_) => group.barrier().map_or_else(Failure::from, |()| failure),
         None => failure,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::candidate::Candidate;
+use super::content;
 use super::device::{Event, Gpu, Memory, Stream};
 use super::timer::{StartCounts, StreamTimer};
 use crate::allgather::measure::Checked;
@@ -24,8 +25,6 @@ use crate::report::{Overlap, microseconds};
 const SIDE: u32 = 8192;
 const MATRIX_BYTES: u64 = 2 * (SIDE as u64) * (SIDE as u64);
 const WORKSPACE_BYTES: u64 = 64 << 20;
-/// The length of the random data that is generated once and repeated over a matrix.
-const RANDOM_BYTES: usize = 8 << 20;
 /// The number of untimed matrix products before the timed products.
 const LEAD: u32 = 2;
 const TIMED: u32 = 12;
@@ -89,16 +88,15 @@ impl Compute {
         ];
         let [left, right, product, workspace] = memory.each_ref().map(|memory| memory.span());
         for matrix in [left, right] {
-            let mut random = random_elements();
-            for offset in (0..matrix.bytes).step_by(RANDOM_BYTES) {
-                random = gpu.upload(&stream, matrix.address + offset, random)?;
-            }
+            content::fill_with_bf16(gpu, &stream, matrix, &mut fastrand::Rng::new())?;
         }
         // SAFETY: stream and workspace are dropped after `cublas` (field order), and the GPU is
         // current.
         unsafe { cublas.run_on(stream.raw(), workspace.address, WORKSPACE_BYTES as usize) }?;
         let matrices = Matrices {
-            side: SIDE.cast_signed(),
+            rows: SIDE.cast_signed(),
+            inner: SIDE.cast_signed(),
+            columns: SIDE.cast_signed(),
             left: left.address,
             right: right.address,
             product: product.address,
@@ -284,15 +282,4 @@ fn record_event(gpu: &Gpu, stream: &Stream) -> Result<Event> {
 fn longest(comm: &Comm, mine: Duration) -> Result<Duration> {
     let all = comm.share("time of overlap", &mine)?;
     Ok(all.into_iter().max().unwrap_or_default())
-}
-
-/// Returns bf16 elements with magnitudes from 0.5 to 2, because zeros would use less power than real data.
-fn random_elements() -> Vec<u8> {
-    let mut random = vec![0; RANDOM_BYTES];
-    for element in random.chunks_exact_mut(2) {
-        let magnitude = fastrand::f32().mul_add(1.5, 0.5);
-        let value = if fastrand::bool() { magnitude } else { -magnitude };
-        element.copy_from_slice(&half::bf16::from_f32(value).to_le_bytes());
-    }
-    random
 }
