@@ -184,10 +184,14 @@ fn a_block_arrives_although_another_one_does_not() {
             _ => {
                 // Its polls move its puts.
                 let mut started = gather.start()?;
-                while !looked() {
-                    assert!(!started.has_arrived(Rank(1))?);
+                loop {
+                    let has_arrived = started.has_arrived(Rank(1))?;
+                    // Rank 1 starts only after this.
+                    if looked() {
+                        break started.wait();
+                    }
+                    assert!(!has_arrived);
                 }
-                started.wait()
             }
         }
     });
