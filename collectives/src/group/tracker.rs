@@ -73,8 +73,8 @@ pub(super) struct StartTracker {
     /// The last start that the caller knows to be complete.
     finished: AtomicU64,
     event: Event,
-    /// The chunks of the input that the newest start needs and the caller has not let depart.
-    missing_parts: Mutex<Vec<Cell>>,
+    /// The first chunk of the input that the newest start needs and the caller has not let depart.
+    missing_part: Mutex<Option<Cell>>,
     /// Whether the caller awaits the arrival of chunks.
     awaits_arrivals: AtomicBool,
     /// The lengths and places of the newest start, if starts can have their own.
@@ -225,7 +225,7 @@ impl StartTracker {
             outlasting: AtomicU64::new(0),
             finished: AtomicU64::new(0),
             event: Event::default(),
-            missing_parts: Mutex::default(),
+            missing_part: Mutex::default(),
             awaits_arrivals: AtomicBool::new(false),
             part,
             fused: None,
@@ -340,20 +340,24 @@ impl StartTracker {
         is_same.then(|| self.opened.load(Ordering::Acquire))
     }
 
-    /// Sets the chunks of the input that the newest start needs and the caller has not let depart.
-    pub(super) fn set_missing_parts(&self, parts: Vec<Cell>) {
-        *self.missing_parts.lock().unwrap_or_else(PoisonError::into_inner) = parts;
+    /// Sets the first chunk of the input that the newest start needs and the caller has not let
+    /// depart.
+    pub(super) fn set_missing_part(&self, part: Option<Cell>) {
+        *self.missing_part.lock().unwrap_or_else(PoisonError::into_inner) = part;
+    }
+
+    fn missing_part(&self) -> Option<Cell> {
+        *self.missing_part.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether the newest start waits for its caller.
     pub(super) fn misses_parts(&self) -> bool {
-        !self.missing_parts.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.missing_part().is_some()
     }
 
-    /// Returns the first of these chunks with its start, as the words after "rank 1".
+    /// Returns the first of the missing chunks with its start, as the words after "rank 1".
     pub(super) fn missing_in_words(&self) -> Option<String> {
-        let parts = self.missing_parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let Cell { block, chunk } = *parts.first()?;
+        let Cell { block, chunk } = self.missing_part()?;
         let start = self.epoch();
         Some(format!(
             "has not let chunk {chunk} of block {block} depart in start {start} of {}",
@@ -617,14 +621,12 @@ impl StartTracker {
             return self.record(Cause::Timeout, Some(*first), "replay", &text);
         }
 
-        let parts = self.missing_parts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&Cell { block, chunk }) = parts.first() {
+        if let Some(Cell { block, chunk }) = self.missing_part() {
             let text = format!(
                 "within {timeout:?}: rank {rank} has not let chunk {chunk} of block {block} depart"
             );
             return self.record(Cause::Timeout, Some(rank), "departure", &text);
         }
-        drop(parts);
 
         let Some((wait, seen)) = self.missing() else {
             let before = if self.is_on_stream() { " or earlier work on its stream" } else { "" };

@@ -155,8 +155,8 @@ impl Lane {
     /// Begins a start with handles, or without. All earlier starts must be submitted if it has
     /// some.
     pub(crate) fn begin(&mut self, has_handles: bool) {
-        self.gate.begin(has_handles);
         self.recorded = None;
+        self.gate.begin(&self.program.parts, has_handles);
     }
 
     /// Returns whether the next command reads a chunk that has not departed.
@@ -167,17 +167,29 @@ impl Lane {
 
     /// Notes that a chunk of the input may be read.
     pub(crate) fn depart(&mut self, cell: Cell) {
-        self.gate.depart(cell);
+        let index = self.recorded.map_or(0, |(index, _)| index);
+        let program = captured_program(&self.program, self.following.as_ref(), index);
+        self.gate.depart(&program.parts, cell);
     }
 
-    /// Returns the chunks of the input that the newest start still needs, in order.
-    pub(crate) fn missing(&self) -> impl Iterator<Item = Cell> {
-        self.gate.missing(self.parts())
+    /// Returns whether the newest start reads a chunk of the input that has not departed.
+    pub(crate) fn misses(&self, cell: Cell) -> bool {
+        self.gate.misses(self.parts(), cell)
+    }
+
+    /// Returns the first chunk of the input that the newest start still needs.
+    pub(crate) fn first_missing(&self) -> Option<Cell> {
+        self.gate.first_missing(self.parts()).map(|(_, cell)| cell)
     }
 
     /// Returns the chunks of the output that arrive in this lane, in order.
     pub(crate) fn arriving(&self) -> impl Iterator<Item = Cell> {
         self.parts().arriving()
+    }
+
+    /// Returns whether a chunk of the output arrives in this lane.
+    pub(crate) fn brings(&self, cell: Cell) -> bool {
+        self.parts().brings(cell)
     }
 
     /// Returns the chunks of the input that this lane reads, in order.

@@ -1,6 +1,7 @@
 //! Finds where the caller takes part in the commands of a lane: where chunks of the output have
 //! arrived, and where chunks of the input are read.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use peerlane_hal::{Mark, Ticket};
@@ -10,58 +11,71 @@ use crate::plan::{Cell, Plan, Step};
 /// The places in the commands of a lane where chunks arrive, and where they must have departed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts {
-    /// The chunks of the output that arrive in the lane, each with the number of commands after
-    /// which it is there, in order.
-    arrivals: Box<[(usize, Cell)]>,
-    /// The chunks of the input, each with the index of the first command that reads it, in order.
-    departures: Box<[(usize, Cell)]>,
+    arrivals: ChunkOrder,
+    departures: ChunkOrder,
+}
+
+/// Chunks with places in the commands of a lane, in the order of the places.
+#[derive(Clone, Debug, Default)]
+struct ChunkOrder {
+    /// For an arrival, the number of commands after which the chunk is there. For a departure, the
+    /// index of the first command that reads it.
+    cells: Box<[(usize, Cell)]>,
+    /// The position of each chunk in `cells`.
+    positions: BTreeMap<Cell, usize>,
+}
+
+impl ChunkOrder {
+    fn new(places: BTreeMap<Cell, usize>) -> Self {
+        let mut cells: Vec<_> = places.into_iter().map(|(cell, place)| (place, cell)).collect();
+        cells.sort_unstable();
+        let positions = cells.iter().enumerate().map(|(at, &(_, cell))| (cell, at)).collect();
+        Self { cells: cells.into(), positions }
+    }
+
+    fn in_order(&self) -> impl Iterator<Item = Cell> {
+        self.cells.iter().map(|&(_, cell)| cell)
+    }
 }
 
 impl Parts {
     /// Finds the places in commands, each of which has a step of the plan as its origin.
     pub(crate) fn new(plan: &Plan, origins: &[Step], tells: Handles) -> Self {
-        let (mut arrivals, mut departures) = (Vec::new(), Vec::new());
+        let (mut arrivals, mut departures) = (BTreeMap::new(), BTreeMap::new());
         let arrives_with = plan.arrivals();
         for (index, step) in origins.iter().enumerate() {
-            if let Some(cell) = arrives_with(step).filter(|_| tells.arrivals) {
-                // Several commands can copy or add the pieces of a chunk, of which the last counts.
-                arrivals.retain(|&(_, known)| known != cell || is_wait(step));
-                if arrivals.iter().all(|&(_, known)| known != cell) {
-                    arrivals.push((index + 1, cell));
+            match (arrives_with(step).filter(|_| tells.arrivals), step) {
+                (Some(cell), Step::Wait { .. }) => {
+                    arrivals.entry(cell).or_insert(index + 1);
                 }
+                // Several commands can copy or add the pieces of a chunk, of which the last counts.
+                (Some(cell), _) => {
+                    arrivals.insert(cell, index + 1);
+                }
+                (None, _) => {}
             }
 
-            if let Some(cell) = plan.departs_with(step).filter(|_| tells.departures)
-                && departures.iter().all(|&(_, known)| known != cell)
-            {
-                departures.push((index, cell));
+            if let Some(cell) = plan.departs_with(step).filter(|_| tells.departures) {
+                departures.entry(cell).or_insert(index);
             }
         }
-        Self { arrivals: arrivals.into(), departures: departures.into() }
+        Self { arrivals: ChunkOrder::new(arrivals), departures: ChunkOrder::new(departures) }
     }
 
     /// Returns the chunks of the output that arrive in the lane, in order.
     pub(crate) fn arriving(&self) -> impl Iterator<Item = Cell> {
-        self.arrivals.iter().map(|&(_, cell)| cell)
+        self.arrivals.in_order()
+    }
+
+    /// Returns whether a chunk of the output arrives in the lane.
+    pub(crate) fn brings(&self, cell: Cell) -> bool {
+        self.arrivals.positions.contains_key(&cell)
     }
 
     /// Returns the chunks of the input that the lane reads, in order.
     pub(crate) fn departing(&self) -> impl Iterator<Item = Cell> {
-        self.departures.iter().map(|&(_, cell)| cell)
+        self.departures.in_order()
     }
-
-    /// Returns the end of the commands that can be submitted together from `next` on: the next
-    /// place where a chunk arrives, or is read and has not departed.
-    fn end_after(&self, next: usize, end: usize, gate: &Gate) -> usize {
-        let arrivals = self.arrivals.iter().map(|&(index, _)| index);
-        let arrival = arrivals.filter(|&index| index > next).min();
-        let departure = gate.first_missing(self);
-        end.min(arrival.unwrap_or(end)).min(departure.unwrap_or(end)).max(next)
-    }
-}
-
-fn is_wait(step: &Step) -> bool {
-    matches!(step, Step::Wait { .. })
 }
 
 /// Says which handles the starts of an operation have.
@@ -95,44 +109,54 @@ pub(crate) struct Gate {
     is_open: bool,
     /// The places of the arrivals that were reached, in the order of [`Parts::arriving`].
     arrived: Vec<Mark>,
-    /// The chunks that have departed.
-    departed: Vec<Cell>,
+    /// Whether each chunk has departed, in the order of [`Parts::departing`].
+    departed: Vec<bool>,
+    /// The number of chunks that have departed before the first one that has not.
+    departed_until: usize,
 }
 
 impl Gate {
     /// Begins a start with handles, or without.
-    pub(crate) fn begin(&mut self, has_handles: bool) {
+    pub(crate) fn begin(&mut self, parts: &Parts, has_handles: bool) {
         self.is_open = has_handles;
         self.arrived.clear();
         self.departed.clear();
+        self.departed.resize(parts.departures.cells.len(), !has_handles);
+        self.departed_until = if has_handles { 0 } else { self.departed.len() };
     }
 
-    pub(crate) fn depart(&mut self, cell: Cell) {
-        self.departed.push(cell);
+    pub(crate) fn depart(&mut self, parts: &Parts, cell: Cell) {
+        let Some(&position) = parts.departures.positions.get(&cell) else { return };
+        self.departed[position] = true;
+        while self.departed.get(self.departed_until) == Some(&true) {
+            self.departed_until += 1;
+        }
     }
 
-    pub(crate) fn has_departed(&self, cell: Cell) -> bool {
-        self.departed.contains(&cell)
+    /// Returns whether the start reads a chunk that has not departed.
+    pub(crate) fn misses(&self, parts: &Parts, cell: Cell) -> bool {
+        let position = parts.departures.positions.get(&cell);
+        position.is_some_and(|&position| self.departed.get(position) == Some(&false))
     }
 
-    /// Returns the index of the first command that reads a chunk which has not departed.
-    fn first_missing(&self, parts: &Parts) -> Option<usize> {
-        let mut departures = parts.departures.iter().filter(|_| self.is_open);
-        departures.find(|(_, cell)| !self.has_departed(*cell)).map(|&(index, _)| index)
-    }
-
-    /// Returns the chunks that have not departed, of a start with handles.
-    pub(crate) fn missing<'p>(&self, parts: &'p Parts) -> impl Iterator<Item = Cell> + use<'p, '_> {
-        parts.departing().filter(|&cell| self.is_open && !self.has_departed(cell))
+    /// Returns the first chunk that has not departed, with the first command that reads it.
+    pub(crate) fn first_missing(&self, parts: &Parts) -> Option<(usize, Cell)> {
+        parts.departures.cells.get(self.departed_until).copied().filter(|_| self.is_open)
     }
 
     /// Returns the end of the commands that can be submitted together from `next` on, or `None` if
     /// the next one reads what has not departed.
+    ///
+    /// They end where a chunk arrives, and before a command that reads what has not departed.
     pub(crate) fn end_after(&self, parts: &Parts, next: usize, end: usize) -> Option<usize> {
         if !self.is_open {
             return Some(end);
         }
-        let stop = parts.end_after(next, end, self);
+
+        let arrivals = &parts.arrivals.cells;
+        let arrival = arrivals.get(arrivals.partition_point(|&(place, _)| place <= next));
+        let stop = arrival.map_or(end, |&(place, _)| place.min(end));
+        let stop = self.first_missing(parts).map_or(stop, |(place, _)| place.min(stop));
         (stop > next || next == end).then_some(stop)
     }
 
@@ -146,7 +170,9 @@ impl Gate {
         if !self.is_open {
             return Ok(());
         }
-        while parts.arrivals.get(self.arrived.len()).is_some_and(|&(index, _)| index <= next) {
+
+        let arrivals = &parts.arrivals.cells;
+        while arrivals.get(self.arrived.len()).is_some_and(|&(place, _)| place <= next) {
             let mark = mark()?;
             self.arrived.push(mark);
         }
@@ -155,8 +181,8 @@ impl Gate {
 
     /// Returns the place where a chunk has arrived: `None` if the lane has not submitted it yet.
     pub(crate) fn arrival(&self, parts: &Parts, cell: Cell) -> Option<Mark> {
-        let index = parts.arriving().position(|known| known == cell)?;
-        self.arrived.get(index).copied()
+        let position = *parts.arrivals.positions.get(&cell)?;
+        self.arrived.get(position).copied()
     }
 }
 
@@ -191,7 +217,7 @@ mod tests {
         let handles = Handles { arrivals: true, departures: false };
         let (steps, parts) = parts(Collective::AllGather, handles);
         assert_eq!(parts.arriving().collect::<Vec<_>>(), [of(2), of(0), of(1)]);
-        for &(index, cell) in &parts.arrivals {
+        for &(index, cell) in &parts.arrivals.cells {
             let step = steps[index - 1];
             let is_own = matches!(step, Step::Put { peer: Rank(0), .. });
             let is_wait =
@@ -209,18 +235,18 @@ mod tests {
         let mut gate = Gate::default();
         assert_eq!(gate.end_after(&parts, 0, steps.len()), Some(steps.len()));
 
-        gate.begin(true);
-        let (first, _) = parts.departures[0];
+        gate.begin(&parts, true);
+        let (first, _) = parts.departures.cells[0];
         assert_eq!(gate.end_after(&parts, 0, steps.len()), Some(first));
         assert_eq!(gate.end_after(&parts, first, steps.len()), None);
         // A later block does not replace the one that comes first.
-        gate.depart(of(0));
+        gate.depart(&parts, of(0));
         assert_eq!(gate.end_after(&parts, first, steps.len()), None);
-        gate.depart(of(1));
-        let (second, _) = parts.departures[1];
+        gate.depart(&parts, of(1));
+        let (second, _) = parts.departures.cells[1];
         assert_eq!(gate.end_after(&parts, first, steps.len()), Some(second));
-        assert_eq!(gate.missing(&parts).collect::<Vec<_>>(), [of(2)]);
-        gate.depart(of(2));
+        assert!(gate.misses(&parts, of(2)) && !gate.misses(&parts, of(1)));
+        gate.depart(&parts, of(2));
         assert_eq!(gate.end_after(&parts, second, steps.len()), Some(steps.len()));
     }
 }

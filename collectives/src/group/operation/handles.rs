@@ -4,6 +4,7 @@
 //! departed. So a handle is a place in a lane, and nothing but the order of the flags is different
 //! from other starts.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -83,7 +84,8 @@ impl Chunks {
             let providers = providers.filter(|&rank| collective.requires(rank, plan.rank));
             let all = providers
                 .flat_map(|block| (0..plan.chunks).map(move |chunk| Cell { block, chunk }));
-            let missing: Vec<_> = all.filter(|cell| !arriving.contains(cell)).collect();
+            let known: BTreeSet<_> = arriving.iter().copied().collect();
+            let missing: Vec<_> = all.filter(|cell| !known.contains(cell)).collect();
             let (first, last): (Vec<_>, Vec<_>) =
                 missing.into_iter().partition(|cell| Some(cell.block) == own);
             arriving.splice(0..0, first);
@@ -180,8 +182,7 @@ impl State {
     /// Checks that a part of the input can depart, and returns its chunks.
     pub(super) fn check_departing(&self, part: BlockPart) -> Result<Vec<Cell>, Error> {
         let cells = self.chunks.departing(part)?;
-        let missing = self.prepared.missing_parts();
-        if cells.iter().all(|cell| missing.contains(cell)) {
+        if self.prepared.misses_all(&cells) {
             return Ok(cells);
         }
         invalid(format!("{part} has departed already in this start"))

@@ -322,7 +322,7 @@ impl Prepared {
         for &cell in cells {
             departed = departed.and_then(|()| executor.depart(cell));
         }
-        self.tracker().set_missing_parts(executor.missing());
+        self.tracker().set_missing_part(executor.first_missing());
         let enqueued = match (departed, stream) {
             (Err(error), _) => Err(StartFailure::Broken(error)),
             (Ok(()), Some(_)) => self.enqueue(&mut executor),
@@ -371,7 +371,7 @@ impl Prepared {
         readers.iter().try_for_each(|reader| executor.follow(*reader))?;
         executor.join(stream)?;
 
-        match executor.missing().first() {
+        match executor.first_missing() {
             None => Ok(()),
             Some(cell) => {
                 let text = format!(
@@ -395,9 +395,10 @@ impl Prepared {
         self.executor().departs_in_one_lane()
     }
 
-    /// Returns the chunks of the input that the newest start still needs.
-    pub(super) fn missing_parts(&self) -> Vec<Cell> {
-        self.executor().missing()
+    /// Returns whether the newest start still needs all of these chunks of the input.
+    pub(super) fn misses_all(&self, cells: &[Cell]) -> bool {
+        let executor = self.executor();
+        cells.iter().all(|&cell| executor.misses(cell))
     }
 
     /// Returns whether chunks of a start have arrived.
@@ -497,7 +498,7 @@ impl Prepared {
         let epoch = self.begin(executor, deadline);
         if has_handles {
             executor.set_handles(true);
-            self.tracker().set_missing_parts(executor.missing());
+            self.tracker().set_missing_part(executor.first_missing());
         }
         epoch
     }

@@ -5,6 +5,7 @@
 //! examines starts on a stream when they are due.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::ops::DerefMut;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -162,9 +163,14 @@ impl Executor {
         distinct(self.lanes.iter().flat_map(Lane::departing))
     }
 
-    /// Returns the chunks of the input that the newest start still needs.
-    pub(crate) fn missing(&self) -> Vec<Cell> {
-        distinct(self.lanes.iter().flat_map(Lane::missing))
+    /// Returns whether the newest start reads a chunk of the input that has not departed.
+    pub(crate) fn misses(&self, cell: Cell) -> bool {
+        self.lanes.iter().any(|lane| lane.misses(cell))
+    }
+
+    /// Returns the first chunk of the input that the newest start still needs.
+    pub(crate) fn first_missing(&self) -> Option<Cell> {
+        self.lanes.iter().find_map(Lane::first_missing)
     }
 
     /// Lets the newest start read a chunk of the input, and submits what can be submitted then.
@@ -181,7 +187,7 @@ impl Executor {
     /// Returns whether a chunk of the newest start has arrived, as far as the engines said at the
     /// last poll. Chunks that no lane announces have arrived when the start is complete.
     pub(crate) fn has_arrived(&self, cell: Cell) -> bool {
-        let announced = self.lanes.iter().find(|lane| lane.arriving().any(|known| known == cell));
+        let announced = self.lanes.iter().find(|lane| lane.brings(cell));
         match announced {
             Some(lane) => match lane.arrival(cell) {
                 Some(Mark::Submitted(ticket)) => lane.queue.completed() >= ticket,
@@ -199,8 +205,8 @@ impl Executor {
         stream: &dyn Any,
     ) -> Result<bool, Error> {
         let Some(home) = self.lanes.first_mut() else { return Ok(true) };
-        let arrives_here = home.arriving().any(|known| known == cell);
-        let misses_some = home.missing().next().is_some();
+        let arrives_here = home.brings(cell);
+        let misses_some = home.first_missing().is_some();
         let mark = match arrives_here {
             true => home.arrival(cell),
             // What other lanes bring is complete when lane 0 is.
@@ -443,13 +449,8 @@ impl Executor {
 
 /// Returns the cells without those that were there before.
 fn distinct(cells: impl Iterator<Item = Cell>) -> Vec<Cell> {
-    let mut found = Vec::new();
-    for cell in cells {
-        if !found.contains(&cell) {
-            found.push(cell);
-        }
-    }
-    found
+    let mut known = BTreeSet::new();
+    cells.filter(|&cell| known.insert(cell)).collect()
 }
 
 impl HasQueue for Executor {
