@@ -139,10 +139,12 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let timeout = if scenario == Scenario::Stopped { STOPPED_TIMEOUT } else { TIMEOUT };
     let group = GroupOptions::default().timeout(timeout).topology(topology);
     match scenario {
-        Scenario::Network => gathers(parent, group.open(bootstrap, network).map_err(unexpected)?),
+        Scenario::Network => {
+            gathers(parent, group.open(bootstrap, network).map_err(unexpected)?, false)
+        }
         Scenario::Tiers => {
             let local = host::Fabric::open(rank, ranks)?;
-            gathers(parent, group.open_tiers(bootstrap, local, network).map_err(unexpected)?)
+            gathers(parent, group.open_tiers(bootstrap, local, network).map_err(unexpected)?, true)
         }
         Scenario::Streams => {
             let local = host::Fabric::open(rank, ranks)?;
@@ -162,12 +164,15 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     }
 }
 
-/// Every algorithm, with blocks of all sizes, several starts each.
-fn gathers(parent: &Parent, mut group: Group) -> Outcome {
+/// Every algorithm that a group with or without a network tier can run, with blocks of all sizes, several starts each.
+fn gathers(parent: &Parent, mut group: Group, tiers: bool) -> Outcome {
     let (me, ranks) = (parent.value::<usize>("RANK")?, parent.value::<usize>("RANKS")?);
     let mut round = 0;
     let topology = Topology::flat(ranks).map_err(unexpected)?;
-    for algorithm in schedule::fitting(&topology, Shape::default()) {
+    let shape = Shape { tiers, ..Shape::default() };
+    let known: Vec<Algorithm> = schedule::fitting(group.topology(), shape).collect();
+    let of_ranks = schedule::fitting(&topology, Shape::default());
+    for algorithm in of_ranks.filter(|algorithm| known.contains(algorithm)) {
         for bytes in BLOCK_BYTES {
             let builder = group.all_gather::<u8>(bytes).algorithm(algorithm).outputs(2);
             let mut gather = builder.prepare().map_err(unexpected)?;
