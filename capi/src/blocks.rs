@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::ptr;
 
 use peerlane::{BlockChunk, Error};
-use peerlane_bindings::{AnyOperation, Stream, block_part};
+use peerlane_bindings::{AnyOperation, block_part};
 
-use crate::operation::{OperationHandle, wait_into, with};
+use crate::operation::{OperationHandle, wait_into, with, with_stream};
 use crate::status::{Failure, Status, call};
 use crate::window::write;
 
@@ -45,11 +45,8 @@ pub unsafe extern "C" fn peerlane_operation_start_beside(
     output: *mut *mut c_void,
 ) -> Status {
     call(|| {
-        let memory = with(operation, |operation| {
-            // SAFETY: this function has the same contract for the stream.
-            let stream = unsafe { Stream::from_raw(operation.backend(), stream) };
-            operation.start_beside(stream)
-        })?;
+        // SAFETY: this function has the same contract for the stream.
+        let memory = unsafe { with_stream(operation, stream, AnyOperation::start_beside) }?;
 
         // SAFETY: the contract of this function says that `output` is NULL or points to an address.
         unsafe { write(&memory, output, ptr::null_mut()) };
@@ -73,12 +70,10 @@ pub unsafe extern "C" fn peerlane_operation_wait_block_on(
     chunk: u32,
     stream: *mut c_void,
 ) -> Status {
+    let part = block_part(block, number_of(chunk));
     call(|| {
-        with(operation, |operation| {
-            // SAFETY: this function has the same contract for the stream.
-            let stream = unsafe { Stream::from_raw(operation.backend(), stream) };
-            operation.wait_block_on(block_part(block, number_of(chunk)), stream)
-        })
+        // SAFETY: this function has the same contract for the stream.
+        unsafe { with_stream(operation, stream, |it, stream| it.wait_block_on(part, stream)) }
     })
 }
 
@@ -98,12 +93,10 @@ pub unsafe extern "C" fn peerlane_operation_depart_on(
     chunk: u32,
     stream: *mut c_void,
 ) -> Status {
+    let part = block_part(block, number_of(chunk));
     call(|| {
-        with(operation, |operation| {
-            // SAFETY: this function has the same contract for the stream.
-            let stream = unsafe { Stream::from_raw(operation.backend(), stream) };
-            operation.depart_on(block_part(block, number_of(chunk)), stream)
-        })
+        // SAFETY: this function has the same contract for the stream.
+        unsafe { with_stream(operation, stream, |it, stream| it.depart_on(part, stream)) }
     })
 }
 

@@ -102,6 +102,23 @@ pub(crate) fn with<R>(
     OPERATIONS.with(handle.addr(), body)
 }
 
+/// Calls `body` with an operation and a stream of its backend, or the error of a backend without
+/// streams.
+///
+/// # Safety
+/// `stream` is one that [`Stream::from_raw`] takes.
+pub(crate) unsafe fn with_stream<R>(
+    handle: *const OperationHandle,
+    stream: *mut c_void,
+    body: impl FnOnce(&mut AnyOperation, Result<Stream, Error>) -> Result<R, Error>,
+) -> Result<R, Failure> {
+    with(handle, |operation| {
+        // SAFETY: this function has the same contract.
+        let stream = unsafe { Stream::from_raw(operation.backend(), stream) };
+        body(operation, stream)
+    })
+}
+
 /// Prepares an operation: plans and verifies it, and takes memory. Collective.
 ///
 /// On success `*operation` is a handle that must be passed to `peerlane_operation_destroy`. Calls
@@ -616,11 +633,8 @@ pub unsafe extern "C" fn peerlane_operation_start_on(
     output: *mut *mut c_void,
 ) -> Status {
     call(|| {
-        let memory = with(operation, |operation| {
-            // SAFETY: this function has the same contract for the stream.
-            let stream = unsafe { Stream::from_raw(operation.backend(), stream) };
-            operation.start_on(stream)
-        })?;
+        // SAFETY: this function has the same contract for the stream.
+        let memory = unsafe { with_stream(operation, stream, AnyOperation::start_on) }?;
 
         // SAFETY: the contract of this function says that `output` is NULL or points to an address.
         unsafe { write(&memory, output, ptr::null_mut()) };
