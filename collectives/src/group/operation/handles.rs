@@ -254,7 +254,7 @@ impl Future for Arrival<'_> {
             return Poll::Ready(state.prepared.check());
         }
 
-        let goal = (start.epoch, Some(&cells[..]));
+        let goal = (start.epoch, &cells[..]);
         state.prepared.poll_future(goal, start.deadline, polls, context.waker())
     }
 }

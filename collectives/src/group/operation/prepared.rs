@@ -401,7 +401,7 @@ impl Prepared {
         cells.iter().all(|&cell| executor.misses(cell))
     }
 
-    /// Returns whether chunks of a start have arrived.
+    /// Returns whether chunks of a start have arrived, or the start is complete if there are none.
     pub(super) fn has_arrived(&self, epoch: u64, cells: &[Cell]) -> Result<bool, Error> {
         let done = self.drive()?.done;
         let has_arrived = self.has_reached(done, epoch, cells)?;
@@ -411,7 +411,8 @@ impl Prepared {
         Ok(has_arrived)
     }
 
-    /// Waits until chunks of a start have arrived, and returns whether they have before `limit`.
+    /// Waits until chunks of a start have arrived, or the start is complete if there are none.
+    /// Returns whether that was before `limit`.
     pub(super) fn wait_arrival(
         &self,
         (epoch, cells): (u64, &[Cell]),
@@ -420,7 +421,7 @@ impl Prepared {
     ) -> Result<bool, Error> {
         let _blocked = self.tracker().block(epoch, limit.is_some());
         let mut patience = Patience::new(self.tracker().rank());
-        self.wait_blocked((epoch, Some(cells)), (deadline, limit), &mut patience)
+        self.wait_blocked((epoch, cells), (deadline, limit), &mut patience)
     }
 
     /// Returns what a start on a stream returns, after an error of it was handled.
@@ -533,12 +534,7 @@ impl Prepared {
     }
 
     pub(super) fn poll(&self, epoch: u64) -> Result<bool, Error> {
-        let done = self.drive()?.done;
-        let is_complete = self.has_completed(done, epoch)?;
-        if !is_complete {
-            self.drive_others();
-        }
-        Ok(is_complete)
+        self.has_arrived(epoch, &[])
     }
 
     /// Polls the start, and has the waker called when it may be complete.
@@ -547,13 +543,13 @@ impl Prepared {
     /// other thread.
     pub(super) fn poll_future(
         &self,
-        goal: (u64, Option<&[Cell]>),
+        goal: (u64, &[Cell]),
         deadline: Deadline,
         polls: &mut FuturePolls,
         waker: &Waker,
     ) -> Poll<Result<(), Error>> {
         let (epoch, cells) = goal;
-        if cells.is_some() {
+        if !cells.is_empty() {
             self.tracker().await_arrivals();
         }
         if !self.tracker().is_observed() {
@@ -571,7 +567,7 @@ impl Prepared {
         self.observe()?;
 
         // This comes after the waker is set, so that a completion in between is not missed.
-        if self.has_arrived(epoch, cells.unwrap_or(&[]))? {
+        if self.has_arrived(epoch, cells)? {
             return Poll::Ready(Ok(()));
         }
 
@@ -585,10 +581,10 @@ impl Prepared {
     }
 
     /// Looks at a start for a future that polls by itself, for chunks of it if there are some.
-    fn look(&self, goal: (u64, Option<&[Cell]>), deadline: Deadline) -> Result<Look, Error> {
+    fn look(&self, goal: (u64, &[Cell]), deadline: Deadline) -> Result<Look, Error> {
         let (epoch, cells) = goal;
         let progress = self.drive()?;
-        if self.has_reached(progress.done, epoch, cells.unwrap_or(&[]))? {
+        if self.has_reached(progress.done, epoch, cells)? {
             return Ok(Look::Complete);
         }
 
@@ -681,9 +677,7 @@ impl Prepared {
         deadline: Option<Deadline>,
         limit: Option<Deadline>,
     ) -> Result<bool, Error> {
-        let _blocked = self.tracker().block(epoch, limit.is_some());
-        let mut patience = Patience::new(self.tracker().rank());
-        self.wait_blocked((epoch, None), (deadline, limit), &mut patience)
+        self.wait_arrival((epoch, &[]), deadline, limit)
     }
 
     /// Waits for a part of the time in which the start may complete, as
@@ -696,8 +690,7 @@ impl Prepared {
     ) -> Result<bool, Error> {
         let mut patience = self.tracker().take_patience(epoch);
         let _blocked = self.tracker().block(epoch, false);
-        let is_complete =
-            self.wait_blocked((epoch, None), (deadline, Some(part)), &mut patience)?;
+        let is_complete = self.wait_blocked((epoch, &[]), (deadline, Some(part)), &mut patience)?;
         if !is_complete {
             self.tracker().keep_patience(epoch, patience);
         }
@@ -708,7 +701,7 @@ impl Prepared {
     /// returns whether it was before `limit` passed.
     fn wait_blocked(
         &self,
-        (epoch, cells): (u64, Option<&[Cell]>),
+        (epoch, cells): (u64, &[Cell]),
         (deadline, limit): (Option<Deadline>, Option<Deadline>),
         patience: &mut Patience,
     ) -> Result<bool, Error> {
@@ -720,7 +713,7 @@ impl Prepared {
         loop {
             let polled_at = polls_several.then(Instant::now);
             let progress = self.drive()?;
-            if self.has_reached(progress.done, epoch, cells.unwrap_or(&[]))? {
+            if self.has_reached(progress.done, epoch, cells)? {
                 return Ok(true);
             }
             self.check_late(epoch, deadline)?;

@@ -187,7 +187,7 @@ impl<T> Future for Started<'_, T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { operation, start, polls } = self.get_mut();
         let prepared = &operation.state.prepared;
-        prepared.poll_future((start.epoch, None), start.deadline, polls, context.waker())
+        prepared.poll_future((start.epoch, &[][..]), start.deadline, polls, context.waker())
     }
 }
 
@@ -318,7 +318,7 @@ impl<T> Future for OwnedStart<T> {
         // The future owns the operation, so the polls are taken out meanwhile.
         let mut polls = std::mem::take(&mut own.polls);
         let prepared = &own.state()?.prepared;
-        let goal = (start.epoch, None);
+        let goal = (start.epoch, &[][..]);
         let polled = prepared.poll_future(goal, start.deadline, &mut polls, context.waker());
         own.polls = polls;
 
