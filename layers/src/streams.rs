@@ -304,6 +304,18 @@ impl<F: Fabric + 'static> Streams<F> {
         })
     }
 
+    /// Has the later jobs of a stream follow those that another one holds now.
+    fn order(&self, ahead: &Stream, behind: &Stream) {
+        let reached = Arc::new(AtomicBool::new(false));
+        let reach = Arc::clone(&reached);
+        ahead.run(move || reach.store(true, Ordering::Release));
+
+        let shared = Arc::clone(&self.shared);
+        behind.run(move || {
+            shared.block_until(|engines| Ok(reached.load(Ordering::Acquire) || engines.dropped));
+        });
+    }
+
     /// Has a stream wait for a slice.
     fn block_after(&self, into: &Stream, ticket: Ticket) {
         let shared = Arc::clone(&self.shared);
@@ -494,13 +506,7 @@ unsafe impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
         }
 
         self.forked = None;
-        let reached = Arc::new(AtomicBool::new(false));
-        let reach = Arc::clone(&reached);
-        from.run(move || reach.store(true, Ordering::Release));
-        let shared = Arc::clone(&self.shared);
-        self.own.run(move || {
-            shared.block_until(|engines| Ok(reached.load(Ordering::Acquire) || engines.dropped));
-        });
+        self.order(from, &self.own);
         Ok(())
     }
 
@@ -542,14 +548,7 @@ unsafe impl<F: Fabric + 'static> StreamOrdered for Streams<F> {
 
         // Its own stream may hold waits for other streams behind the last slice.
         if forked.is_none() {
-            let reached = Arc::new(AtomicBool::new(false));
-            let reach = Arc::clone(&reached);
-            self.own.run(move || reach.store(true, Ordering::Release));
-            let shared = Arc::clone(&self.shared);
-            into.run(move || {
-                shared
-                    .block_until(|engines| Ok(reached.load(Ordering::Acquire) || engines.dropped));
-            });
+            self.order(&self.own, into);
         }
         self.block_after(into, self.last);
         Ok(())

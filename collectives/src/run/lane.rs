@@ -277,7 +277,7 @@ impl Lane {
         }
         self.next = after;
         let mark = Mark::Submitted(self.queue.last());
-        self.reach(mark);
+        self.gate.reach(&self.program.parts, after, mark);
 
         if let (Some(tracer), Some(at)) = (&mut self.tracer, submitted_at) {
             let ticket = self.queue.last();
@@ -401,7 +401,11 @@ impl Lane {
             }?;
             next = stop;
             self.recorded = Some((index, next));
-            self.gate.reach(&program.parts, next, || self.queue.mark_place())?;
+
+            // A mark is a call of the driver.
+            if self.gate.reaches(&program.parts, next) {
+                self.gate.reach(&program.parts, next, self.queue.mark_place()?);
+            }
         }
         Ok(())
     }
@@ -506,13 +510,7 @@ impl Lane {
             tracer.signalled(self.epoch, self.next);
         }
         self.next += 1;
-        self.reach(REACHED);
-    }
-
-    /// Notes the chunks that have arrived at a place, with the commands that were passed so far.
-    fn reach(&mut self, mark: Mark) {
-        let reached = self.gate.reach(&self.program.parts, self.next, || Ok::<_, Error>(mark));
-        debug_assert!(reached.is_ok(), "the place is known");
+        self.gate.reach(&self.program.parts, self.next, REACHED);
     }
 
     /// Returns how many of the commands that are left are submitted together.

@@ -106,7 +106,7 @@ impl fmt::Display for Handles {
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// Whether the newest start has handles.
-    is_open: bool,
+    has_handles: bool,
     /// The places of the arrivals that were reached, in the order of [`Parts::arriving`].
     arrived: Vec<Mark>,
     /// Whether each chunk has departed, in the order of [`Parts::departing`].
@@ -118,7 +118,7 @@ pub(crate) struct Gate {
 impl Gate {
     /// Begins a start with handles, or without.
     pub(crate) fn begin(&mut self, parts: &Parts, has_handles: bool) {
-        self.is_open = has_handles;
+        self.has_handles = has_handles;
         self.arrived.clear();
         self.departed.clear();
         self.departed.resize(parts.departures.cells.len(), !has_handles);
@@ -141,7 +141,7 @@ impl Gate {
 
     /// Returns the first chunk that has not departed, with the first command that reads it.
     pub(crate) fn first_missing(&self, parts: &Parts) -> Option<(usize, Cell)> {
-        parts.departures.cells.get(self.departed_until).copied().filter(|_| self.is_open)
+        parts.departures.cells.get(self.departed_until).copied().filter(|_| self.has_handles)
     }
 
     /// Returns the end of the commands that can be submitted together from `next` on, or `None` if
@@ -149,7 +149,7 @@ impl Gate {
     ///
     /// They end where a chunk arrives, and before a command that reads what has not departed.
     pub(crate) fn end_after(&self, parts: &Parts, next: usize, end: usize) -> Option<usize> {
-        if !self.is_open {
+        if !self.has_handles {
             return Some(end);
         }
 
@@ -160,23 +160,17 @@ impl Gate {
         (stop > next || next == end).then_some(stop)
     }
 
-    /// Notes the places that were reached with the commands before `next`.
-    pub(crate) fn reach<E>(
-        &mut self,
-        parts: &Parts,
-        next: usize,
-        mut mark: impl FnMut() -> Result<Mark, E>,
-    ) -> Result<(), E> {
-        if !self.is_open {
-            return Ok(());
-        }
+    /// Returns whether a chunk has arrived with the commands before `next`, and was not noted.
+    pub(crate) fn reaches(&self, parts: &Parts, next: usize) -> bool {
+        let arrival = parts.arrivals.cells.get(self.arrived.len()).filter(|_| self.has_handles);
+        arrival.is_some_and(|&(place, _)| place <= next)
+    }
 
-        let arrivals = &parts.arrivals.cells;
-        while arrivals.get(self.arrived.len()).is_some_and(|&(place, _)| place <= next) {
-            let mark = mark()?;
+    /// Notes the chunks that have arrived with the commands before `next`, behind which `mark` is.
+    pub(crate) fn reach(&mut self, parts: &Parts, next: usize, mark: Mark) {
+        while self.reaches(parts, next) {
             self.arrived.push(mark);
         }
-        Ok(())
     }
 
     /// Returns the place where a chunk has arrived: `None` if the lane has not submitted it yet.

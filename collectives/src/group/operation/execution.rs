@@ -53,6 +53,10 @@ impl Execution {
     /// Without a deadline, the caller polls the start a few times and then sets its deadline.
     pub(super) fn begin(&self, executor: &mut Executor, deadline: Option<Deadline>) -> u64 {
         let epoch = executor.start();
+        if executor.has_handles() {
+            // A captured start may have been dropped before all its chunks had departed.
+            self.tracker.set_missing_part(None);
+        }
         if self.tracker.due().is_none() {
             self.open.add();
         }

@@ -136,6 +136,11 @@ impl Executor {
         if captures { self.lanes.len() > 1 } else { self.is_driven() }
     }
 
+    /// Returns whether starts can have handles.
+    pub(crate) fn has_handles(&self) -> bool {
+        self.options.has_handles
+    }
+
     /// Has the next start be one with handles, or without. All earlier starts must be submitted if
     /// it has some.
     pub(crate) fn set_handles(&mut self, has_handles: bool) {
