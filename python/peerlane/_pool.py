@@ -8,6 +8,8 @@ import struct
 import threading
 
 from peerlane._arena import Arena
+from peerlane._arguments import WHOLE_MAX
+from peerlane._arrays import CPU
 from peerlane._errors import Error, OutOfMemory, of_native
 from peerlane._group import Group
 from peerlane._torch import torch
@@ -16,10 +18,18 @@ from peerlane._torch import torch
 _LEARNING = 64
 _MESSAGE = struct.Struct("<4sQQQ")
 _NAME = b"pool"
+# The part of the memory of a device that a pool takes at most, unless the caller says more.
+_DEVICE_PART = 4
 # The most by which a block is longer than a tensor.
 _EXCESS_MAX = 1.25
 # The number of references to the memory of a storage.
 _use_count = torch._C._storage_Use_Count
+
+
+def default_limit(group: Group) -> int:
+    """Returns the most bytes that a pool takes, if the caller says nothing else."""
+    place = group._native.memory_device
+    return WHOLE_MAX if place == CPU else torch.cuda.get_device_properties(place[1]).total_memory // _DEVICE_PART
 
 
 class _Block:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from peerlane._arguments import WHOLE_MAX, shown, whole
+from peerlane._arguments import shown, whole
 from peerlane._arrays import CPU, dtype_name
 from peerlane._errors import InvalidArgument
 from peerlane._group import Group, Operation, Window
-from peerlane._pool import Pool
+from peerlane._pool import Pool, default_limit
 from peerlane._torch import operator_name, torch
 
 # Operations that are kept, of which the ones that were not used for longest are dropped.
@@ -19,8 +19,6 @@ _OPERATIONS_MAX = 64
 _STREAMS_MAX = 8
 # Chunks of a block begin at multiples of so many bytes.
 _CHUNK_ALIGNMENT = 64
-# The part of the memory of a device that results take at most.
-_DEVICE_PART = 4
 
 
 class _Place(NamedTuple):
@@ -40,7 +38,7 @@ class Matmuls:
         # By the places of input and output, which are equal on all ranks.
         self.operations: dict[tuple, Operation] = {}
         # The memory of results, which is used again when callers have dropped them.
-        self.pool = Pool(group, _limit(group))
+        self.pool = Pool(group, default_limit(group))
         # Memory that no caller gets, by its use.
         self.scratch: dict[tuple, tuple[Any, Any]] = {}
         # The stream of starts, and the streams of products.
@@ -89,15 +87,14 @@ class Matmuls:
                     with torch.cuda.stream(first):
                         own.copy_(rows)
                     readers[0].wait_stream(first)
-                start = operation.start_beside(first)
-                with torch.cuda.stream(readers[0]):
-                    multiply(rows, me * count)
-                for number, (rank, chunk) in enumerate(arrivals, 1):
-                    reader, begin = readers[number % streams], rank * count + chunk * part
-                    start.wait_on(reader, rank, chunk)
-                    with torch.cuda.stream(reader):
-                        multiply(gathered[begin : begin + part], begin)
-                start.finish()
+                with operation.start_beside(first) as start:
+                    with torch.cuda.stream(readers[0]):
+                        multiply(rows, me * count)
+                    for number, (rank, chunk) in enumerate(arrivals, 1):
+                        reader, begin = readers[number % streams], rank * count + chunk * part
+                        start.wait_on(reader, rank, chunk)
+                        with torch.cuda.stream(reader):
+                            multiply(gathered[begin : begin + part], begin)
 
         leading = (group.size * moved.shape[0], *moved.shape[1:-1])
         outputs = [product.view(*leading, -1).movedim(0, dim) for product in products]
@@ -137,14 +134,12 @@ class Matmuls:
                 future.depart(rank, chunk)
             future.wait()
         else:
-            with self._beside(streams) as (first, writers):
-                start = operation.start_beside(first)
+            with self._beside(streams) as (first, writers), operation.start_beside(first) as start:
                 for number, (rank, chunk) in enumerate(departures):
                     writer = writers[number % streams]
                     with torch.cuda.stream(writer):
                         multiply(rank, chunk)
                     start.depart_on(writer, rank, chunk)
-                start.finish()
         return result.view(moved.shape[0] // size, *moved.shape[1:-1], width).movedim(0, dim)
 
     @contextmanager
@@ -223,12 +218,6 @@ def _chunks(chunks: int, count: int, row_bytes: int) -> int:
     if count % chunks or count // chunks * row_bytes % _CHUNK_ALIGNMENT:
         return 1
     return chunks
-
-
-def _limit(group: Group) -> int:
-    """Returns the most bytes that results take from the pool; further ones cost messages between the ranks."""
-    place = group._native.memory_device
-    return WHOLE_MAX if place == CPU else torch.cuda.get_device_properties(place[1]).total_memory // _DEVICE_PART
 
 
 def of(group: Group) -> Matmuls:

@@ -18,15 +18,12 @@ from collections import Counter
 from typing import Any
 
 import peerlane.torch
-from peerlane._arguments import WHOLE_MAX, flag, whole
+from peerlane._arguments import flag, whole
 from peerlane._arrays import CPU
 from peerlane._errors import InvalidArgument, Unavailable
 from peerlane._group import Group
-from peerlane._pool import Pool
+from peerlane._pool import Pool, default_limit
 from peerlane._torch import dist, operator_name, torch, warn_of_queues
-
-# The part of the memory of a device that gathers and reductions take at most, unless the caller says more.
-_DEVICE_PART = 4
 
 
 def enable(
@@ -81,7 +78,7 @@ class _Hook:
         self.beside_compute = beside_compute
         self.calls = 0
         self.is_on_cpu = group._native.memory_device == CPU
-        self.pool = Pool(group, _limit(group, memory_limit))
+        self.pool = Pool(group, default_limit(group) if memory_limit is None else memory_limit)
         # Why Peerlane cannot serve a process group on a kind of device, or None, by group and kind.
         self.reasons: dict[tuple[Any, str], str | None] = {}
         # Calls that PyTorch has served, by reason.
@@ -175,12 +172,3 @@ class ReduceScatter(_Hook):
         return peerlane.torch.reduce_scatter_tensor(
             output_tensor, input_tensor, op, self.group, async_op, beside_compute=self.beside_compute
         )
-
-
-def _limit(group: Group, memory_limit: int | None) -> int:
-    """Returns the most bytes that gathers take."""
-    if memory_limit is not None:
-        return memory_limit
-
-    place = group._native.memory_device
-    return WHOLE_MAX if place == CPU else torch.cuda.get_device_properties(place[1]).total_memory // _DEVICE_PART
