@@ -17,6 +17,8 @@ from peerlane._torch import operator_name, torch
 # Operations that are kept, of which the ones that were not used for longest are dropped.
 _OPERATIONS_MAX = 64
 _STREAMS_MAX = 8
+# Shapes whose scratch memory is kept.
+_SCRATCH_MAX = 8
 # Chunks of a block begin at multiples of so many bytes.
 _CHUNK_ALIGNMENT = 64
 
@@ -181,8 +183,10 @@ class Matmuls:
     def _memory(self, use: tuple, shape: tuple, dtype: Any, is_new: bool) -> tuple[Any, Any]:
         """Returns a tensor with its block of the arena: a new one, or the one for this use, which is kept."""
         key = (*use, shape, dtype)
-        if not is_new and key in self.scratch:
-            return self.scratch[key]
+        if not is_new and (kept := self.scratch.pop(key, None)) is not None:
+            # The newest one is the last one.
+            self.scratch[key] = kept
+            return kept
 
         tensor = self.pool.allocate(shape, dtype) if is_new else None
         if tensor is not None:
@@ -192,6 +196,8 @@ class Matmuls:
         block = self.group._calls.arena.allocate(math.prod(shape) * dtype.itemsize)
         tensor = torch.from_dlpack(block.memory(dtype_name(dtype)).__dlpack__()).view(shape)
         if not is_new:
+            if len(self.scratch) >= _SCRATCH_MAX:
+                del self.scratch[next(iter(self.scratch))]
             self.scratch[key] = tensor, block
         return tensor, block
 

@@ -1,5 +1,5 @@
-//! Finds where the caller takes part in the commands of a lane: where chunks of the output have
-//! arrived, and where chunks of the input are read.
+//! Finds the places in the commands of a lane after which chunks of the output have arrived, and
+//! before which chunks of the input must have departed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -180,7 +180,7 @@ impl Gate {
     }
 }
 
-/// The place of what is complete already.
+/// A place that every queue has reached, for chunks whose flags the host itself has seen.
 pub(crate) const REACHED: Mark = Mark::Submitted(Ticket::NONE);
 
 #[cfg(test)]

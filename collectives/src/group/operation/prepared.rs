@@ -476,7 +476,7 @@ impl Prepared {
         Ok(start)
     }
 
-    /// Has the threads that a start on a stream needs look after the operation.
+    /// Prepares the threads of the driver for a start on a stream, which can be captured.
     fn admit(&self, executor: &Executor, captures: bool) -> Result<(), StartFailure> {
         if executor.needs_thread(captures) {
             // The thread must run before the stream contains commands that depend on it.
