@@ -17,14 +17,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{BackendId, Deadline, Error as _, ErrorKind, Rank, RemoteKey as _, Role};
-use peerlane_toolkit::handover;
+use peerlane_toolkit::{WakeupEvent, handover};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::address::{Address, Token, Tokens};
 use super::client::ClientTimeouts;
 use super::control::{Control, HELLO_BYTES, OpenRequest, Request, Response, framed};
-use super::receiver::WakeupEvent;
 use super::service::{Events, Resources, STRANGERS_MAX, Service, TIMEOUTS, listen};
 use super::signals::QpRole;
 use crate::key::Key;

@@ -35,7 +35,7 @@ use crate::nic::Nic;
 
 pub(crate) use address::Address;
 pub(crate) use control::{Control, OpenRequest};
-pub(crate) use receiver::{SignalReceiver, WakeupEvent};
+pub(crate) use receiver::SignalReceiver;
 pub(crate) use service::{Resources, Service};
 pub(crate) use signals::{FlagIds, FlagWord, INCREMENT_MAX, Immediate, QpRole, RAILS_MAX};
 

@@ -8,14 +8,12 @@
 //! gives the flag a short id that this queue pair knows from then on: if the next value is only a little
 //! larger, it comes as the immediate value of a write, in one request with the last bytes.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use peerlane_hal::Flush;
-use peerlane_toolkit::Unpark;
-use rustix::event::{EventfdFlags, eventfd};
+use peerlane_toolkit::Sleepers;
 
 use super::signals::{Message, QpId, QpRole, SignalStreams};
 use crate::error::Error;
@@ -28,8 +26,7 @@ const POLL_BATCH: usize = 32;
 pub(crate) struct SignalReceiver {
     pub(crate) nics: Arc<[Nic]>,
     state: Mutex<State>,
-    sleepers: Mutex<Vec<Weak<WakeupEvent>>>,
-    pub(crate) asleep: AtomicUsize,
+    pub(crate) sleepers: Arc<Sleepers>,
     /// Whether peers write flags directly by RDMA, so that no thread may sleep long, because such a write
     /// causes no event.
     pub(crate) direct_writes: AtomicBool,
@@ -51,8 +48,7 @@ impl SignalReceiver {
         Self {
             nics,
             state: Mutex::default(),
-            sleepers: Mutex::default(),
-            asleep: AtomicUsize::new(0),
+            sleepers: Arc::default(),
             direct_writes: AtomicBool::new(false),
             flushes: Mutex::default(),
         }
@@ -158,21 +154,8 @@ impl SignalReceiver {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn add_sleeper(&self, wakeup: &Arc<WakeupEvent>) {
-        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        sleepers.retain(|wakeup| wakeup.strong_count() > 0);
-        sleepers.push(Arc::downgrade(wakeup));
-    }
-
     pub(crate) fn wake(&self) {
-        // Orders the store of the flag before the check for sleepers, which register before they check the
-        // flag.
-        fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        sleepers.iter().filter_map(Weak::upgrade).for_each(|wakeup| wakeup.notify());
+        self.sleepers.wake();
     }
 
     pub(crate) fn request_events(&self) -> Result<(), Error> {
@@ -197,48 +180,6 @@ fn process(streams: &mut SignalStreams, (index, nic): (usize, &Nic), completion:
         }
         ibv_wc_opcode::RECV_RDMA_WITH_IMM => streams.immediate(qp, completion.imm_data),
         _ => false,
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct WakeupEvent {
-    event: OwnedFd,
-    asleep: AtomicBool,
-}
-
-impl WakeupEvent {
-    pub(crate) fn new() -> Result<Arc<Self>, Error> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(Error::system("create an event descriptor"))?;
-        Ok(Arc::new(Self { event, asleep: AtomicBool::new(false) }))
-    }
-
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    pub(crate) fn set_asleep(&self, asleep: bool) {
-        self.asleep.store(asleep, Ordering::SeqCst);
-    }
-
-    pub(crate) fn notify(&self) {
-        if self.asleep.swap(false, Ordering::SeqCst) {
-            // If the counter is full, the write fails, but the descriptor is readable.
-            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
-        }
-    }
-
-    /// Resets the eventfd, so that an old wake-up does not end the next sleep.
-    pub(crate) fn clear(&self) {
-        let mut count = [0; 8];
-        // An empty counter is no error.
-        let _ = rustix::io::read(&self.event, &mut count);
-    }
-}
-
-impl Unpark for WakeupEvent {
-    fn unpark(&self) {
-        self.notify();
     }
 }
 

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use ibverbs_sys::ibv_event_type;
 use peerlane_hal::{Deadline, Rank};
-use peerlane_toolkit::Fault;
 use peerlane_toolkit::limits;
+use peerlane_toolkit::{Fault, WakeupEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::address::Tokens;
 use super::client::{Client, ClientTimeouts};
-use super::receiver::{SignalReceiver, WakeupEvent};
+use super::receiver::SignalReceiver;
 use super::signals::RAILS_MAX;
 use crate::error::Error;
 use crate::nic::Nic;

@@ -7,12 +7,12 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use peerlane_hal::{Deadline, Rank};
-use peerlane_toolkit::Fault;
 use peerlane_toolkit::limits::spawn;
 use peerlane_toolkit::mapping::Mapping;
+use peerlane_toolkit::{Fault, WakeupEvent};
 
 use super::rail::{Rail, RailLimits};
-use crate::connection::{Control, OpenRequest, QpRole, Resources, WakeupEvent};
+use crate::connection::{Control, OpenRequest, QpRole, Resources};
 use crate::error::Error;
 use crate::nic::{self, MESSAGE_BYTES, QpAddress};
 use crate::options::SignalBy;

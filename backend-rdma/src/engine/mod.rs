@@ -10,8 +10,8 @@
 //! | `connect.rs` | the thread that opens the queue pairs to a peer |
 //! | `endpoint.rs` | the ops for one peer: striping, signals, stall detection |
 //! | `mod.rs` | the engine: tickets, progress, release |
-//! | `ops.rs` | the addresses of ops, and the ops for this rank |
-//! | `park.rs` | sleeping on the completion channels, and the polling before it |
+//! | `ops.rs` | the addresses of ops |
+//! | `park.rs` | sleeping on the completion channels |
 //! | `rail.rs` | one queue pair: limits, request ids, copies in flight, chains of requests |
 
 mod connect;
@@ -26,12 +26,11 @@ use std::time::{Duration, Instant};
 
 use ibverbs_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use peerlane_hal::{Caps, CopyEngine, Deadline, Op, Rank, Reducer, StreamOrdered, Ticket};
-use peerlane_toolkit::{EngineState, Fault, TicketCounter};
+use peerlane_toolkit::{EngineState, EventParker, Fault, Loopback, LoopbackOp, TicketCounter};
 
 use connect::{CLOSE_TIMEOUT, ConnectJob};
 use endpoint::Endpoint;
-use ops::{Loopback, LoopbackOp, LoopbackProgress, ResolvedOp};
-use park::EventParker;
+use ops::ResolvedOp;
 use rail::{RailLimits, RequestChain, RequestId};
 
 use crate::connection::{Connections, INCREMENT_MAX, Peer, RAILS_MAX, Resources};
@@ -60,7 +59,6 @@ pub struct Engine {
     order: u64,
     resolved: Vec<ResolvedOp>,
     chains: Vec<RequestChain>,
-    loopback_progress: LoopbackProgress,
     completions: Vec<ibv_wc>,
     parker: EventParker,
     polls: u32,
@@ -91,9 +89,8 @@ impl Engine {
             order: 0,
             resolved: Vec::with_capacity(caps.slice_ops_max),
             chains: (0..RAILS_MAX).map(|_| RequestChain::new()).collect(),
-            loopback_progress: LoopbackProgress::default(),
             completions: vec![ibv_wc::default(); POLL_BATCH],
-            parker: EventParker::new(&resources.receiver, options.spin)?,
+            parker: EventParker::new(&resources.receiver.sleepers, options.spin)?,
             polls: 0,
             cqs,
             connections: Arc::clone(connections),
@@ -150,7 +147,9 @@ impl Engine {
                     if matches!(op, LoopbackOp::Store { .. }) {
                         self.endpoints.iter_mut().flatten().for_each(Endpoint::signal_last);
                     }
-                    self.loopback.push(ticket, self.order, op);
+                    // SAFETY: the op was checked against its regions, which the caller of `submit`
+                    // keeps accessible; words of a region of flags are aligned.
+                    unsafe { self.loopback.push(ticket, self.order, op) };
                     pending += 1;
                 }
                 ResolvedOp::Peer(peer, op) => {
@@ -164,7 +163,7 @@ impl Engine {
         }
         let issued = self.tickets.issue(pending);
         debug_assert_eq!(issued, ticket);
-        self.parker.record_progress(self.connections.receiver());
+        self.parker.record_progress();
         self.progress()?;
         Ok(ticket)
     }
@@ -176,15 +175,11 @@ impl Engine {
             }
         }
 
-        if self.loopback.len() > 0 {
-            let endpoints = &self.endpoints;
-            self.loopback.run(&mut self.loopback_progress, |order| {
-                endpoints.iter().flatten().all(|endpoint| endpoint.is_complete(order))
-            });
-            for ticket in self.loopback_progress.tickets.drain(..) {
-                self.tickets.finish_op(ticket);
-            }
-            if std::mem::take(&mut self.loopback_progress.stored) {
+        if !self.loopback.is_empty() {
+            let (endpoints, tickets) = (&self.endpoints, &mut self.tickets);
+            let is_complete =
+                |order| endpoints.iter().flatten().all(|endpoint| endpoint.is_complete(order));
+            if self.loopback.run(is_complete, |ticket| tickets.finish_op(ticket)) {
                 self.connections.receiver().wake();
             }
         }
@@ -210,7 +205,7 @@ impl Engine {
         }
 
         if progressed {
-            self.parker.record_progress(self.connections.receiver());
+            self.parker.record_progress();
         }
 
         Ok(())
@@ -370,7 +365,7 @@ unsafe impl CopyEngine for Engine {
             if self.parker.is_announced() { self.stall_time_left() } else { Ok(Duration::MAX) };
         let parked = stall_limit.and_then(|stall_limit| {
             let limit = limit.min(stall_limit);
-            self.parker.park(self.connections.receiver(), &self.cqs, limit)
+            park::park(&mut self.parker, self.connections.receiver(), &self.cqs, limit)
         });
         self.state.keep(parked)
     }
@@ -405,7 +400,7 @@ unsafe impl CopyEngine for Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.parker.record_progress(self.connections.receiver());
+        self.parker.record_progress();
         let deadline = Deadline::after(CLOSE_TIMEOUT);
         // The endpoints close when they are dropped, right after this.
         self.endpoints.iter_mut().flatten().for_each(|endpoint| endpoint.close_by(deadline));

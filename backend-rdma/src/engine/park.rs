@@ -1,331 +1,56 @@
 //! Puts an engine's thread to sleep on completion channels until a flag may have changed.
-//!
-//! Before it sleeps, an engine polls for a time that [`SpinPolicy`] chooses. A sleep costs tens of
-//! microseconds, and hundreds on emulated processors: system calls to request events and to sleep, and an
-//! interrupt of a core. If waits take only a few times as long as that, it is better to poll through them.
-//! But if processors are scarce, a polling thread delays the threads that would end the wait. So longer
-//! spins are tried, kept while most waits are shorter than they were with a sleep, and otherwise not tried
-//! again for some time.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
-use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use peerlane_toolkit::{ParkStep, Parker};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use peerlane_toolkit::{EventParker, ParkStep};
 
-use crate::connection::{SignalReceiver, WakeupEvent};
+use crate::connection::SignalReceiver;
 use crate::error::Error;
-use crate::options::NICS_MAX;
 use crate::sys::Cq;
 
 /// The longest sleep while peers may write flags directly, because such a write causes no event.
 const DIRECT_WRITES_SLEEP_MAX: Duration = Duration::from_micros(200);
 
-/// The maximum number of polled descriptors, which are one eventfd and two completion channels per NIC.
-const FDS_MAX: usize = 1 + 2 * NICS_MAX;
-
-/// Polls for a while, announces the sleep, polls once more, and then puts the thread of an engine to sleep.
-#[derive(Debug)]
-pub(super) struct EventParker {
-    parker: Parker<Arc<WakeupEvent>>,
-    spin: SpinPolicy,
-}
-
-impl EventParker {
-    pub(super) fn new(receiver: &SignalReceiver, spin: Option<Duration>) -> Result<Self, Error> {
-        let wakeup = WakeupEvent::new()?;
-        receiver.add_sleeper(&wakeup);
-        Ok(Self { parker: Parker::new(wakeup), spin: SpinPolicy::new(spin) })
-    }
-
-    pub(super) fn waker(&self) -> Waker {
-        self.parker.waker()
-    }
-
-    pub(super) fn wakeup(&self) -> Arc<WakeupEvent> {
-        Arc::clone(self.parker.unpark())
-    }
-
-    pub(super) fn is_announced(&self) -> bool {
-        self.parker.is_announced()
-    }
-
-    /// Executes one step towards sleep in each call, which is to spin, to announce the sleep, or to sleep.
-    ///
-    /// The caller checks its flags between two steps, so that a flag set before the announcement is not
-    /// missed.
-    pub(super) fn park(
-        &mut self,
-        receiver: &SignalReceiver,
-        cqs: &[Arc<Cq>],
-        limit: Duration,
-    ) -> Result<(), Error> {
-        let (idle_since, announced) = (self.parker.idle_since(), self.parker.is_announced());
-        match self.parker.step(self.spin.duration(), limit) {
-            ParkStep::Woken => self.end_wait(receiver, idle_since, announced),
-            // The peer may be a thread or process that needs this core.
-            ParkStep::Poll if self.spin.yields() => std::thread::yield_now(),
-            ParkStep::Poll => std::hint::spin_loop(),
-            ParkStep::Announce => {
-                receiver.asleep.fetch_add(1, Ordering::SeqCst);
-                self.parker.unpark().set_asleep(true);
-                // Orders the announcement before the next check of a flag, as `SignalReceiver::wake` does for the other side.
-                fence(Ordering::SeqCst);
-                receiver.request_events()?;
-                return cqs.iter().try_for_each(|cq| cq.request_event());
-            }
-            ParkStep::Sleep => {
-                let slept = self.sleep(receiver, cqs, limit);
-                self.withdraw(receiver);
-                if slept? {
-                    // The event was one that another sleeper waits for too, and no further event arrives
-                    // until it is requested.
-                    receiver.wake();
-                }
-            }
+/// Makes one step towards sleep: polls, requests the events of all queues, or sleeps on them.
+pub(super) fn park(
+    parker: &mut EventParker,
+    receiver: &SignalReceiver,
+    cqs: &[Arc<Cq>],
+    limit: Duration,
+) -> Result<(), Error> {
+    match parker.step(limit) {
+        ParkStep::Woken | ParkStep::Poll => Ok(()),
+        ParkStep::Announce => {
+            receiver.request_events()?;
+            cqs.iter().try_for_each(|cq| cq.request_event())
         }
-        Ok(())
-    }
-
-    fn sleep(
-        &self,
-        receiver: &SignalReceiver,
-        cqs: &[Arc<Cq>],
-        limit: Duration,
-    ) -> Result<bool, Error> {
-        let direct_writes = receiver.direct_writes.load(Ordering::SeqCst);
-        let limit = if direct_writes { limit.min(DIRECT_WRITES_SLEEP_MAX) } else { limit };
-        let limit = (limit < Duration::MAX).then(|| Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        });
-        // The wake-up first, then the receive queue of each NIC, then the completion queue of each NIC.
-        let wakeup = self.parker.unpark().fd();
-        let receive_fds = receiver.nics.iter().map(|nic| nic.cq.fd());
-        let mut channels = receive_fds.chain(cqs.iter().map(|cq| cq.fd()));
-        let mut fds: [PollFd<'_>; FDS_MAX] = std::array::from_fn(|at| {
-            let fd = if at == 0 { None } else { channels.next() };
-            PollFd::from_borrowed_fd(fd.unwrap_or(wakeup), PollFlags::IN)
-        });
-        match poll(&mut fds[..1 + 2 * cqs.len()], limit.as_ref()) {
-            // Woken, interrupted or timed out: the caller checks its flags in every case.
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(Error::system("sleep on completion channels")(errno)),
-        }
-        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        let (receive_fds, completion_fds) = fds[1..].split_at(cqs.len());
-        let arrived = receive_fds.iter().any(is_ready);
-        if arrived {
-            receiver.drain_events();
-        }
-        for (cq, _) in cqs.iter().zip(completion_fds).filter(|(_, fd)| is_ready(fd)) {
-            cq.drain_events();
-        }
-        if is_ready(&fds[0]) {
-            self.parker.unpark().clear();
-        }
-        Ok(arrived)
-    }
-
-    fn withdraw(&self, receiver: &SignalReceiver) {
-        self.parker.unpark().set_asleep(false);
-        receiver.asleep.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    pub(super) fn record_progress(&mut self, receiver: &SignalReceiver) {
-        let (idle_since, announced) = (self.parker.idle_since(), self.parker.is_announced());
-        self.parker.busy();
-        self.end_wait(receiver, idle_since, announced);
-    }
-
-    fn end_wait(&mut self, receiver: &SignalReceiver, since: Option<Instant>, announced: bool) {
-        if let Some(since) = since {
-            self.spin.record_wait(since.elapsed());
-        }
-        if announced {
-            self.withdraw(receiver);
-        }
+        ParkStep::Sleep => sleep(parker, receiver, cqs, limit),
     }
 }
 
-/// The initial polling time before a sleep, a few times the latency of a message on a fast network, and
-/// about the cost of a wake-up.
-const SPIN_MIN: Duration = Duration::from_micros(100);
-/// The longest polling time before a sleep, because for longer waits the wake-up adds little, and an
-/// unsuccessful spin wastes as much.
-const SPIN_MAX: Duration = Duration::from_millis(1);
-const REST: u32 = 16;
-const REST_MAX: u32 = 1024;
-const CREDIT: u32 = 2;
-const CREDIT_MAX: u32 = 16;
-const CHARGE: u32 = 2;
+fn sleep(
+    parker: &EventParker,
+    receiver: &SignalReceiver,
+    cqs: &[Arc<Cq>],
+    limit: Duration,
+) -> Result<(), Error> {
+    let direct_writes = receiver.direct_writes.load(Ordering::SeqCst);
+    let limit = if direct_writes { limit.min(DIRECT_WRITES_SLEEP_MAX) } else { limit };
 
-/// Chooses the polling time before a sleep from recent waits, unless the caller has set it.
-#[derive(Clone, Copy, Debug)]
-struct SpinPolicy {
-    fixed: Option<Duration>,
-    adaptive: Duration,
-    average_with_sleep: Option<Duration>,
-    credit: u32,
-    rest: u32,
-    next_rest: u32,
-}
+    // The receive queue of each NIC, then the completion queue of each NIC.
+    let fds = receiver.nics.iter().map(|nic| nic.cq.fd()).chain(cqs.iter().map(|cq| cq.fd()));
+    let ready = parker.sleep(fds, limit)?;
+    let (arrivals, completions) = (ready & ((1 << cqs.len()) - 1), ready >> cqs.len());
 
-impl SpinPolicy {
-    fn new(fixed: Option<Duration>) -> Self {
-        Self {
-            fixed,
-            adaptive: SPIN_MIN,
-            average_with_sleep: None,
-            credit: CREDIT,
-            rest: 0,
-            next_rest: REST,
-        }
+    let completed = cqs.iter().zip(0_u32..).filter(|(_, at)| completions >> at & 1 == 1);
+    completed.for_each(|(cq, _)| cq.drain_events());
+    if arrivals != 0 {
+        receiver.drain_events();
+        // The event was one that another sleeper waits for too, and no further event arrives until
+        // it is requested.
+        receiver.wake();
     }
-
-    fn duration(self) -> Duration {
-        self.fixed.unwrap_or(self.adaptive)
-    }
-
-    /// Returns whether polling yields the processor, which it does unless the caller has set the polling
-    /// time.
-    fn yields(self) -> bool {
-        self.fixed.is_none()
-    }
-
-    fn record_wait(&mut self, wait: Duration) {
-        let slept = wait > self.adaptive;
-        match (slept, self.adaptive > SPIN_MIN) {
-            (true, true) => self.charge(),
-            (true, false) => self.record_sleep(wait),
-            (false, _) => self.record_spin(wait),
-        }
-    }
-
-    fn record_sleep(&mut self, wait: Duration) {
-        if wait <= SPIN_MAX {
-            let average = self.average_with_sleep.map_or(wait, |average| (7 * average + wait) / 8);
-            self.average_with_sleep = Some(average);
-        }
-        if self.rest > 0 {
-            self.rest -= 1;
-        } else if wait <= SPIN_MAX {
-            (self.adaptive, self.credit) = ((2 * wait).min(SPIN_MAX), CREDIT);
-        }
-    }
-
-    fn record_spin(&mut self, wait: Duration) {
-        if wait > SPIN_MIN {
-            // Waits vary, so allow a quarter more.
-            if self.average_with_sleep.is_some_and(|average| wait > average * 5 / 4) {
-                return self.charge();
-            }
-            self.credit = (self.credit + 1).min(CREDIT_MAX);
-            // An unsuccessful spin costs more than a successful one saves, so the penalty shrinks slowly.
-            self.next_rest = (self.next_rest - 1).max(REST);
-        }
-        // Short waits shrink the spin slowly.
-        self.adaptive = (self.adaptive * 7 / 8).max((2 * wait).min(SPIN_MAX)).max(SPIN_MIN);
-    }
-
-    fn charge(&mut self) {
-        if let Some(credit) = self.credit.checked_sub(CHARGE) {
-            self.credit = credit;
-            return;
-        }
-        (self.adaptive, self.rest) = (SPIN_MIN, self.next_rest);
-        self.next_rest = (2 * self.next_rest).min(REST_MAX);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const fn us(micros: u64) -> Duration {
-        Duration::from_micros(micros)
-    }
-
-    fn long_spins(spin: &mut SpinPolicy, wait: impl Fn(Duration) -> Duration) -> usize {
-        let mut is_long = || {
-            let duration = spin.duration();
-            spin.record_wait(wait(duration));
-            duration > SPIN_MIN
-        };
-        (0..1000).filter(|_| is_long()).count()
-    }
-
-    #[test]
-    fn short_waits_are_polled_through() {
-        let mut spin = SpinPolicy::new(None);
-        assert_eq!(spin.duration(), SPIN_MIN);
-        spin.record_wait(us(140));
-        assert_eq!(spin.duration(), us(280), "the next wait like this needs no sleep");
-        spin.record_wait(us(160));
-        assert_eq!(spin.duration(), us(320));
-        spin.record_wait(us(20));
-        assert_eq!(spin.duration(), us(280), "a shorter wait counts little");
-        for _ in 0..100 {
-            spin.record_wait(us(3));
-        }
-        assert_eq!(spin.duration(), SPIN_MIN);
-    }
-
-    #[test]
-    fn long_waits_are_slept_through() {
-        let mut spin = SpinPolicy::new(None);
-        for _ in 0..3 {
-            spin.record_wait(us(30_000));
-            assert_eq!(spin.duration(), SPIN_MIN);
-        }
-    }
-
-    #[test]
-    fn an_unsuccessful_long_spin_is_not_tried_again_soon() {
-        let mut spin = SpinPolicy::new(None);
-        // Polling itself makes waits longer, as if both sides share one processor.
-        let tries = long_spins(&mut spin, |duration| duration + us(200));
-        assert!(tries < 20, "{tries} tries");
-        while spin.duration() == SPIN_MIN {
-            spin.record_wait(us(300));
-        }
-        spin.record_wait(us(300));
-        for _ in 0..3 {
-            spin.record_wait(us(5000));
-        }
-        assert_eq!(spin.duration(), SPIN_MIN);
-        assert!(spin.rest > REST, "one success outweighs few failures");
-    }
-
-    #[test]
-    fn spins_that_make_waits_longer_end() {
-        // Both sides share one processor.
-        let wait = |duration| if duration > SPIN_MIN { us(450) } else { us(300) };
-        let spins = long_spins(&mut SpinPolicy::new(None), wait);
-        assert!(spins < 40, "{spins} waits became longer");
-    }
-
-    #[test]
-    fn spins_that_make_waits_shorter_go_on() {
-        let mut spin = SpinPolicy::new(None);
-        for _ in 0..100 {
-            // Waking takes longer than the message.
-            spin.record_wait(if spin.duration() > SPIN_MIN { us(250) } else { us(620) });
-        }
-        assert!(spin.duration() >= us(500), "{spin:?}");
-        // Some waits are longer.
-        for round in 0..100 {
-            spin.record_wait(if round % 5 == 0 { us(700) } else { us(250) });
-        }
-        assert!(spin.duration() >= us(500), "{spin:?}");
-    }
-
-    #[test]
-    fn a_fixed_spin_does_not_change() {
-        let mut spin = SpinPolicy::new(Some(us(7)));
-        spin.record_wait(us(400));
-        assert_eq!(spin.duration(), us(7));
-    }
+    Ok(())
 }

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | GPU with a driver like CUDA or HIP | implement the traits of [`device`]; [`streams`] is the engine, [`regions`] the memory, [`peers`] the fabric |
 //! | queue or ring with a doorbell, such as a DMA engine, or a GPU whose driver has less than CUDA | [`EngineState`], [`TicketCounter`], [`pieces`], and [`TimedParker`] or [`Parker`] |
-//! | NIC (verbs) | [`EngineState`], [`TicketCounter`], [`pieces`], [`Parker`], and [`handover`] for host memory of other processes |
+//! | network (verbs, UCX) | [`EngineState`], [`TicketCounter`], [`pieces`], [`Loopback`], [`EventParker`], and [`handover`] for the numbers of regions |
 //! | host memory | [`EngineState`], [`TicketCounter`], [`Parker`], [`mapping`] and [`handover`] |
 //!
 //! | part | what it does |
@@ -14,7 +14,8 @@
 //! | [`TicketCounter`] | issues tickets and tracks their completion, also out of order |
 //! | [`Poison`] | remembers the first error, for a device that several engines share |
 //! | [`pieces`] | splits copies at a size limit |
-//! | [`Parker`], [`TimedParker`] | park a thread until the device may have made progress |
+//! | [`Parker`], [`TimedParker`], [`EventParker`] | park a thread until the device may have made progress |
+//! | [`Loopback`] | runs the ops of a rank on its own memory |
 //! | [`Fault`] | the errors that are the same for every backend |
 //! | [`PerProcess`] | holds values of the process, of which a forked child gets its own |
 //! | [`limits`] | names the limit that has run out when a system call fails, and starts threads |
@@ -43,10 +44,12 @@
 
 mod deferred_free;
 pub mod device;
+mod event_park;
 mod fault;
 pub mod fused;
 pub mod handover;
 pub mod limits;
+mod loopback;
 pub mod mapping;
 mod park;
 pub mod peers;
@@ -59,7 +62,9 @@ pub mod streams;
 mod submit;
 mod tickets;
 
+pub use event_park::{EventParker, Sleepers, WakeupEvent};
 pub use fault::Fault;
+pub use loopback::{Loopback, LoopbackOp};
 pub use park::{ParkStep, Parker, TimedParker, Unpark};
 pub use per_process::PerProcess;
 pub use pieces::{Piece, pieces};
