@@ -49,6 +49,8 @@ pub use peerlane_cuda as cuda;
 pub use peerlane_rdma as rdma;
 #[cfg(feature = "rocm")]
 pub use peerlane_rocm as rocm;
+#[cfg(feature = "ucx")]
+pub use peerlane_ucx as ucx;
 
 #[cfg(feature = "cudarc")]
 pub use interop::RegisterSlice;

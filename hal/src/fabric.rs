@@ -26,6 +26,8 @@ pub enum LinkKind {
     HostStaged,
     /// An RDMA network such as InfiniBand or RoCE.
     Rdma,
+    /// A network that software such as UCX drives, often Ethernet.
+    Network,
     /// A link that only its backend knows, with the name for tables.
     Other(&'static str),
 }
@@ -46,6 +48,7 @@ impl LinkKind {
             Self::Pcie => "PCIe",
             Self::HostStaged => "through host memory",
             Self::Rdma => "RDMA",
+            Self::Network => "network",
             Self::Other(name) => name,
         }
     }

@@ -1,7 +1,7 @@
-//! Defines remote keys, the bytes with which a peer imports a region.
+//! Defines remote keys, the bytes that a peer needs to import a region.
 //!
-//! Every backend's key is in the same envelope: magic, version, backend, generation, length and payload, little-endian. A
-//! receiver can identify a key before a backend reads the payload.
+//! Every backend's key is in the same envelope: magic, version, backend, generation, length and
+//! payload, little-endian. A receiver can identify a key before a backend reads the payload.
 
 use std::fmt;
 
@@ -15,7 +15,8 @@ pub const KEY_VERSION: u16 = 1;
 
 /// The number that identifies a backend in remote keys and addresses.
 ///
-/// This crate assigns the numbers below 0x8000. A backend outside of this repository uses a larger one.
+/// This crate assigns the numbers below 0x8000. A backend outside of this repository uses a larger
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackendId(pub u16);
 
@@ -30,6 +31,8 @@ impl BackendId {
     pub const RDMA: Self = Self(4);
     /// The backend that stages device memory through host memory to use another backend's network.
     pub const STAGED: Self = Self(5);
+    /// The UCX backend, which uses libucp.
+    pub const UCX: Self = Self(6);
 
     /// Returns the name of the backend, as the option `--backend` of the program accepts it.
     pub const fn name(self) -> &'static str {
@@ -39,6 +42,7 @@ impl BackendId {
             Self::ROCM => "rocm",
             Self::RDMA => "rdma",
             Self::STAGED => "staged",
+            Self::UCX => "ucx",
             _ => "foreign",
         }
     }
@@ -53,11 +57,12 @@ impl fmt::Display for BackendId {
     }
 }
 
-/// A number that identifies one registration of a region. A process never reuses a number, even for the same address.
+/// A number that identifies one registration of a region. A process never reuses a number, even for
+/// the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
-/// The remote key of a region, with which a peer imports the region.
+/// The remote key of a region, which a peer needs to import the region.
 pub trait RemoteKey: Sized + Send + 'static {
     /// Encodes the remote key into bytes to send to a peer.
     fn encode(&self) -> Vec<u8>;
@@ -125,10 +130,12 @@ impl<'a> Envelope<'a> {
         if magic != KEY_MAGIC {
             return Err(KeyError::Foreign { magic });
         }
+
         let version = reader.u16("version")?;
         if version != KEY_VERSION {
             return Err(KeyError::Version { found: version });
         }
+
         let backend = BackendId(reader.u16("backend")?);
         let generation = Generation(reader.u64("generation")?);
         let length = reader.u32("payload length")? as usize;

@@ -34,6 +34,9 @@ pub struct FabricOptions {
     /// Options of RDMA fabrics, with the NICs of this rank.
     #[cfg(feature = "rdma")]
     pub rdma: peerlane_rdma::Options,
+    /// Options of UCX fabrics, with the network devices of this rank.
+    #[cfg(feature = "ucx")]
+    pub ucx: peerlane_ucx::Options,
 }
 
 impl FabricOptions {
@@ -62,6 +65,11 @@ impl FabricOptions {
             #[cfg(feature = "rdma")]
             Backend::Rdma => {
                 let fabric = peerlane_rdma::Fabric::open_with(rank, ranks, self.rdma.clone())?;
+                Ok(DynFabric::new(fabric))
+            }
+            #[cfg(feature = "ucx")]
+            Backend::Ucx => {
+                let fabric = peerlane_ucx::Fabric::open_with(rank, ranks, self.ucx.clone())?;
                 Ok(DynFabric::new(fabric))
             }
             #[allow(unreachable_patterns, reason = "with all features, every backend is built in")]

@@ -22,11 +22,13 @@ pub enum Backend {
     Rocm,
     /// The backend for RDMA NICs, between machines or inside one.
     Rdma,
+    /// The backend for the networks of UCX, such as Ethernet, between machines or inside one.
+    Ucx,
 }
 
 impl Backend {
     /// All backends, whether this build contains them or not.
-    pub const ALL: [Self; 4] = [Self::Host, Self::Cuda, Self::Rocm, Self::Rdma];
+    pub const ALL: [Self; 5] = [Self::Host, Self::Cuda, Self::Rocm, Self::Rdma, Self::Ucx];
 
     /// Returns the name of the backend, such as `cuda`.
     pub const fn name(self) -> &'static str {
@@ -35,6 +37,7 @@ impl Backend {
             Self::Cuda => "cuda",
             Self::Rocm => "rocm",
             Self::Rdma => "rdma",
+            Self::Ucx => "ucx",
         }
     }
 
@@ -45,6 +48,7 @@ impl Backend {
             Self::Cuda => cfg!(feature = "cuda"),
             Self::Rocm => cfg!(feature = "rocm"),
             Self::Rdma => cfg!(feature = "rdma"),
+            Self::Ucx => cfg!(feature = "ucx"),
         }
     }
 

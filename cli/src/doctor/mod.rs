@@ -162,6 +162,7 @@ fn backends() -> Vec<Finding> {
             "install the package libibverbs1 or rdma-core, which contains libibverbs.so.1; a NIC is \
              needed as well"
         ),
+        finding!(ucx, "install the package libucx0 or ucx, which contains libucp.so.0"),
     ]
 }
 
@@ -216,6 +217,6 @@ mod tests {
         let topics: Vec<_> = machine::inspect().iter().map(|finding| finding.topic).collect();
         insta::assert_snapshot!(topics.join(", "), @"kernel, processors, memory, sealed memory, abstract sockets, huge pages, locked memory, open files");
         let backends: Vec<_> = backends().iter().map(|finding| finding.topic).collect();
-        assert_eq!(backends, ["host", "cuda", "rocm", "rdma"]);
+        assert_eq!(backends, ["host", "cuda", "rocm", "rdma", "ucx"]);
     }
 }

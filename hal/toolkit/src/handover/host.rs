@@ -80,6 +80,11 @@ impl Host {
         Ok(())
     }
 
+    /// Returns the name of the host, or an empty text if it is unknown.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Appends the host and network namespace to the address of a rank.
     #[must_use]
     pub fn write(&self, writer: Writer) -> Writer {

@@ -1,0 +1,170 @@
+//! Opens UCX for a rank, and connects the rank to its peers.
+
+use std::sync::Arc;
+
+use peerlane_hal::{
+    BackendId, Deadline, EngineOffer, EngineRequirements, Fabric as FabricTrait, Link, LinkKind,
+    Rank,
+};
+use peerlane_toolkit::Fault;
+use peerlane_toolkit::handover::Host;
+
+use crate::device;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::network::{Address, Network};
+use crate::options::Options;
+use crate::sys::Context;
+
+/// Connects a rank to its peers over the networks that UCX drives.
+#[derive(Debug)]
+pub struct Fabric {
+    memory: Memory,
+    options: Options,
+    address: Address,
+    /// The addresses of the connected ranks.
+    connected: Vec<Option<Vec<u8>>>,
+}
+
+impl Fabric {
+    /// Opens the fabric of rank `rank` in a group of `ranks` ranks, on the devices that UCX or its
+    /// variables choose.
+    ///
+    /// # Errors
+    /// [`Unavailable`](peerlane_hal::ErrorKind::Unavailable): libucp is missing or too old, or has
+    /// no transport. [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument): there is no
+    /// such rank.
+    pub fn open(rank: Rank, ranks: usize) -> Result<Self, Error> {
+        Self::open_with(rank, ranks, Options::default())
+    }
+
+    /// Opens the fabric of rank `rank` in a group of `ranks` ranks with the given options.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and
+    /// [`InvalidArgument`](peerlane_hal::ErrorKind::InvalidArgument) for options that are out of
+    /// range.
+    pub fn open_with(rank: Rank, ranks: usize, options: Options) -> Result<Self, Error> {
+        if rank.index() >= ranks {
+            let text =
+                format!("rank is {rank}, expected a rank below {ranks}, the number of ranks");
+            return Err(Error::argument(text));
+        }
+        options.check()?;
+
+        let context = Context::open(&options)?;
+        let token = random_token()?;
+        let (network, worker) = Network::open(&context, (rank, ranks), token)?;
+        let address = Address {
+            rank,
+            ranks: u32::try_from(ranks).unwrap_or(u32::MAX),
+            token,
+            version: context.version(),
+            host: Host::own().clone(),
+            interfaces: device::addresses(&device::networks(&context)).join(", "),
+            worker,
+        };
+        let memory = Memory { network: Arc::new(network) };
+
+        Ok(Self { memory, options, address, connected: vec![None; ranks] })
+    }
+}
+
+fn random_token() -> Result<u64, Error> {
+    let mut token = [0; 8];
+    rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Error::io("read random bytes")(errno.into()))?;
+    Ok(u64::from_ne_bytes(token))
+}
+
+/// Returns the major and minor number of a version.
+fn series(version: &str) -> Option<(&str, &str)> {
+    let mut numbers = version.split('.');
+    Some((numbers.next()?, numbers.next()?))
+}
+
+// SAFETY: the rank is constant, and memory and engines uphold their contracts.
+unsafe impl FabricTrait for Fabric {
+    type Error = Error;
+    type Memory = Memory;
+    type Engine = Engine;
+
+    fn backend(&self) -> BackendId {
+        BackendId::UCX
+    }
+
+    fn rank(&self) -> Rank {
+        self.address.rank
+    }
+
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.address.encode()
+    }
+
+    fn connect(&mut self, peer: Rank, address: &[u8], deadline: Deadline) -> Result<(), Error> {
+        let Address { rank, ranks, token, .. } = self.address;
+        let own = &self.address;
+        let Some(connected) = self.connected.get_mut(peer.index()) else {
+            let text =
+                format!("peer is {peer}, expected a rank below {ranks}, the number of ranks");
+            return Err(Error::argument(text));
+        };
+        if connected.as_deref() == Some(address) {
+            return Ok(());
+        }
+
+        let decoded = Address::decode(peer, address)?;
+        if decoded.ranks != ranks {
+            return Err(Error::mismatch(format!(
+                "rank {peer} opened the fabric for {} ranks, rank {rank} for {ranks}",
+                decoded.ranks
+            )));
+        }
+        if series(&decoded.version) != series(&own.version) {
+            return Err(Error::mismatch(format!(
+                "rank {peer} at {} has libucp of UCX {}, rank {rank} at {} that of UCX {}; install the same version on all \
+                 hosts",
+                decoded.location(),
+                decoded.version,
+                own.location(),
+                own.version
+            )));
+        }
+        if peer != rank {
+            self.memory.network.hello(&decoded, deadline)?;
+        } else if decoded.token != token {
+            return Err(Error::mismatch(format!(
+                "rank {peer} is this one, and the address is of another fabric that it opened"
+            )));
+        }
+
+        self.memory.network.add_peer(peer, decoded);
+        *connected = Some(address.to_vec());
+        Ok(())
+    }
+
+    fn link(&self, peer: Rank) -> Option<Link> {
+        self.memory.network.peer(peer).ok()?;
+        let kind = if peer == self.rank() { LinkKind::Local } else { LinkKind::Network };
+        Some(Link { peer, kind, bytes_per_second: None })
+    }
+
+    fn reopen(&self, rank: Rank, ranks: usize) -> Result<Self, Error> {
+        Self::open_with(rank, ranks, self.options.clone())
+    }
+
+    fn offers(&self) -> Result<Vec<EngineOffer>, Error> {
+        Ok(vec![EngineOffer::new(Engine::offered_caps(&self.options))])
+    }
+
+    fn engine(&self, requirements: EngineRequirements) -> Result<Engine, Error> {
+        let offers = self.offers()?;
+        requirements.select(&offers).map_err(Fault::Argument)?;
+        Engine::open(&self.memory.network, &self.options)
+    }
+}

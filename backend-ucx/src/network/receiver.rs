@@ -1,0 +1,430 @@
+//! Receives the messages of peers: puts their bytes in place, stores flags, and notes gets.
+//!
+//! UCX does not promise an order between messages, so that each has a number, and one that arrives
+//! early is held. A message with many bytes arrives in two steps: the bytes follow the header when
+//! the receiver has said where they go. Meanwhile later messages are taken, but a flag is stored
+//! only when everything before it is in place, and a message is held whose bytes overlap with those
+//! that are on their way.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use peerlane_hal::Rank;
+
+use super::completions::{Completions, Outcome};
+use super::wire::{Answer, Content, FlagStore, Header, Question, RegionByte};
+use crate::registration::Registration;
+use crate::sys::{Calls, Ended, Receiver, Rendezvous, ReplyTo};
+
+/// What a fabric has received, and what its messages refer to.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    rank: Rank,
+    token: u64,
+    /// The regions of this rank by number.
+    regions: HashMap<u64, Arc<Registration>>,
+    streams: HashMap<StreamId, Stream>,
+    /// The receives that go on, by number.
+    receives: HashMap<u64, Receive>,
+    next_receive: u64,
+    /// The gets of this rank that wait for their bytes.
+    gets: HashMap<u64, PendingGet>,
+    next_get: u64,
+    /// Gets of peers whose bytes can be sent now.
+    pub(crate) replies: VecDeque<GetReply>,
+    /// Answers to questions of peers, which are sent next.
+    pub(crate) answers: Vec<(ReplyTo, Header)>,
+    /// The answers of peers to questions of this rank.
+    pub(crate) answered: HashMap<u64, Answer>,
+    /// Whether flags were stored, or gets ended, since the last call of
+    /// [`take_news`](Self::take_news).
+    has_news: bool,
+}
+
+/// An engine of a peer.
+type StreamId = (Rank, u32);
+
+/// The messages of one engine of a peer.
+#[derive(Debug, Default)]
+struct Stream {
+    /// The number of the next message that is taken.
+    next: u64,
+    /// The messages that have arrived and are not taken.
+    held: BTreeMap<u64, Held>,
+    /// The numbers of messages whose bytes are on their way, with the places that they go to.
+    incoming: Vec<(u64, u64, Range<u64>)>,
+    /// Flags that wait for such bytes, with the numbers of their messages.
+    flags: VecDeque<(u64, FlagStore)>,
+    /// Whether a receive has failed, so that no flag is stored any more.
+    is_broken: bool,
+}
+
+#[derive(Debug)]
+struct Held {
+    content: Content,
+    payload: Payload,
+}
+
+#[derive(Debug)]
+enum Payload {
+    Bytes(Vec<u8>),
+    Rendezvous(Rendezvous, usize),
+}
+
+/// The bytes of a message, which are borrowed if it is taken as it arrives.
+enum Arrival<'a> {
+    Bytes(&'a [u8]),
+    Rendezvous(Rendezvous, usize),
+}
+
+impl Arrival<'_> {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Rendezvous(_, bytes) => *bytes as u64,
+        }
+    }
+
+    fn keep(self) -> Payload {
+        match self {
+            Self::Bytes(bytes) => Payload::Bytes(bytes.to_vec()),
+            Self::Rendezvous(message, bytes) => Payload::Rendezvous(message, bytes),
+        }
+    }
+}
+
+/// A receive that goes on.
+#[derive(Debug)]
+enum Receive {
+    /// The bytes of a put; the region keeps its memory.
+    Put { stream: StreamId, sequence: u64, region: u64, _memory: Arc<Registration> },
+    /// The bytes of a get.
+    Get { request: u64 },
+}
+
+/// A get of this rank.
+#[derive(Debug)]
+pub(crate) struct PendingGet {
+    /// The address and the number of bytes of the destination.
+    pub(crate) to: (*mut u8, usize),
+    pub(crate) completions: Arc<Completions>,
+    pub(crate) tag: u64,
+}
+
+// SAFETY: the contract of `submit` keeps the destination for the engine, on any thread.
+unsafe impl Send for PendingGet {}
+
+/// A get of a peer, whose bytes are sent to it.
+#[derive(Debug)]
+pub(crate) struct GetReply {
+    pub(crate) to: Rank,
+    pub(crate) request: u64,
+    /// The region with the offset and the number of bytes; `None` if it was freed.
+    pub(crate) from: Option<(Arc<Registration>, u64, u64)>,
+}
+
+impl Inbox {
+    pub(crate) fn new(rank: Rank, token: u64) -> Self {
+        Self { rank, token, ..Self::default() }
+    }
+
+    pub(crate) fn add_region(&mut self, number: u64, region: &Arc<Registration>) {
+        self.regions.insert(number, Arc::clone(region));
+    }
+
+    /// Forgets a region, so that later messages for it are dropped.
+    pub(crate) fn remove_region(&mut self, number: u64) {
+        self.regions.remove(&number);
+    }
+
+    /// Returns whether bytes are on their way to a region.
+    pub(crate) fn is_receiving(&self, number: u64) -> bool {
+        let is_it =
+            |receive: &Receive| matches!(receive, Receive::Put { region, .. } if *region == number);
+        self.receives.values().any(is_it)
+    }
+
+    /// Adds a get of this rank, and returns its number.
+    pub(crate) fn add_get(&mut self, get: PendingGet) -> u64 {
+        self.next_get += 1;
+        self.gets.insert(self.next_get, get);
+        self.next_get
+    }
+
+    /// Forgets the gets of an engine, but for those whose bytes are on their way. Returns whether
+    /// there are such.
+    pub(crate) fn remove_gets(&mut self, of: &Arc<Completions>) -> bool {
+        let request = |receive: &Receive| match receive {
+            Receive::Get { request } => Some(*request),
+            Receive::Put { .. } => None,
+        };
+        let incoming: Vec<u64> = self.receives.values().filter_map(request).collect();
+        let is_of = |get: &PendingGet| Arc::ptr_eq(&get.completions, of);
+        self.gets.retain(|request, get| !is_of(get) || incoming.contains(request));
+        self.gets.values().any(is_of)
+    }
+
+    /// Returns whether flags were stored or gets ended since the last call.
+    pub(crate) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
+    }
+
+    fn take(&mut self, calls: &Calls, header: &[u8], arrival: Arrival<'_>) {
+        let header = Header::decode(header).filter(|header| header.token == self.token);
+        let Some(Header { sender, engine, sequence, content, .. }) = header else {
+            return discard(calls, arrival);
+        };
+        match content {
+            Content::Reply { request, is_freed } => {
+                return self.end_get(calls, request, is_freed, arrival);
+            }
+            Content::Answer { request, answer } => {
+                self.answered.insert(request, answer);
+                self.has_news = true;
+                return discard(calls, arrival);
+            }
+            _ => {}
+        }
+
+        let id = (sender, engine);
+        let stream = self.streams.entry(id).or_default();
+        if sequence != stream.next || stream.blocks(&content, arrival.bytes()) {
+            stream.held.insert(sequence, Held { content, payload: arrival.keep() });
+            return;
+        }
+        self.apply(calls, id, content, arrival);
+        self.take_held(calls, id);
+    }
+
+    /// Takes the messages that were held, as far as it is possible now.
+    fn take_held(&mut self, calls: &Calls, id: StreamId) {
+        while let Some(Held { content, payload }) = self.streams.get_mut(&id).and_then(Stream::pop)
+        {
+            match payload {
+                Payload::Bytes(bytes) => self.apply(calls, id, content, Arrival::Bytes(&bytes)),
+                Payload::Rendezvous(message, bytes) => {
+                    self.apply(calls, id, content, Arrival::Rendezvous(message, bytes));
+                }
+            }
+        }
+    }
+
+    /// Does what the next message of an engine says.
+    fn apply(&mut self, calls: &Calls, id: StreamId, content: Content, arrival: Arrival<'_>) {
+        let stream = self.streams.entry(id).or_default();
+        let sequence = stream.next;
+        stream.next += 1;
+
+        match content {
+            Content::Put { to, flag } => {
+                stream.flags.extend(flag.map(|flag| (sequence, flag)));
+                self.put(calls, (id, sequence), to, arrival);
+                self.store_flags(id);
+            }
+            Content::Get { from, bytes, request } => {
+                let region = self.regions.get(&from.region);
+                let region = region.filter(|region| region.contains(from.offset, bytes));
+                let from = region.map(|region| (Arc::clone(region), from.offset, bytes));
+                self.replies.push_back(GetReply { to: id.0, request, from });
+                discard(calls, arrival);
+            }
+            Content::End => {
+                self.streams.remove(&id);
+                discard(calls, arrival);
+            }
+            Content::Reply { .. } | Content::Question { .. } | Content::Answer { .. } => {
+                discard(calls, arrival);
+            }
+        }
+    }
+
+    /// Puts the bytes of a message in their place, or drops them if it was freed.
+    fn put(
+        &mut self,
+        calls: &Calls,
+        (id, sequence): (StreamId, u64),
+        to: RegionByte,
+        arrival: Arrival<'_>,
+    ) {
+        let bytes = arrival.bytes();
+        let region = self.regions.get(&to.region);
+        let Some(region) = region.filter(|region| region.contains(to.offset, bytes)) else {
+            return discard(calls, arrival);
+        };
+
+        let at = region.address_at(to.offset);
+        match arrival {
+            // SAFETY: the region contains the bytes, and lives. The contract of `submit` demands
+            // that nobody else accesses the destination.
+            Arrival::Bytes(payload) => unsafe {
+                payload.as_ptr().copy_to_nonoverlapping(at, payload.len());
+            },
+            Arrival::Rendezvous(message, bytes) => {
+                self.next_receive += 1;
+                let tag = self.next_receive;
+                let (memory, range) = (Arc::clone(region), to.offset..to.offset + bytes as u64);
+                // SAFETY: as above. The receive keeps the region; who frees memory of the caller
+                // waits for its end.
+                let ended = unsafe { calls.receive(message, (at, bytes), tag) };
+                let stream = self.streams.entry(id).or_default();
+                match ended {
+                    Some(Ok(())) => {}
+                    Some(Err(_)) => stream.is_broken = true,
+                    None => {
+                        stream.incoming.push((sequence, to.region, range));
+                        let receive = Receive::Put {
+                            stream: id,
+                            sequence,
+                            region: to.region,
+                            _memory: memory,
+                        };
+                        self.receives.insert(tag, receive);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Stores the flags whose bytes are all in place.
+    fn store_flags(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if stream.is_broken {
+            stream.flags.clear();
+        }
+
+        while let Some(&(sequence, FlagStore { region, word, value })) = stream.flags.front() {
+            if stream.incoming.iter().any(|(incoming, ..)| *incoming <= sequence) {
+                return;
+            }
+            stream.flags.pop_front();
+            // A flag of freed memory is dropped.
+            if let Some(flag) = self.regions.get(&region).and_then(|region| region.flag(word)) {
+                flag.store(value, Ordering::Release);
+                self.has_news = true;
+            }
+        }
+    }
+
+    /// Ends a get of this rank with its bytes.
+    fn end_get(&mut self, calls: &Calls, request: u64, is_freed: bool, arrival: Arrival<'_>) {
+        let fits = |get: &&PendingGet| is_freed || get.to.1 as u64 == arrival.bytes();
+        let Some(get) = self.gets.get(&request).filter(fits) else {
+            return discard(calls, arrival);
+        };
+
+        let outcome = match arrival {
+            _ if is_freed => Outcome::Freed,
+            // SAFETY: the engine keeps the destination, which has so many bytes, until the get has
+            // ended.
+            Arrival::Bytes(payload) => unsafe {
+                payload.as_ptr().copy_to_nonoverlapping(get.to.0, payload.len());
+                Outcome::from_request(Ok(()))
+            },
+            Arrival::Rendezvous(message, bytes) => {
+                self.next_receive += 1;
+                let tag = self.next_receive;
+                // SAFETY: as above.
+                match unsafe { calls.receive(message, (get.to.0, bytes), tag) } {
+                    Some(ended) => Outcome::from_request(ended),
+                    None => {
+                        self.receives.insert(tag, Receive::Get { request });
+                        return;
+                    }
+                }
+            }
+        };
+        self.finish_get(request, outcome);
+    }
+
+    /// Answers a question of a peer.
+    fn answer(&mut self, reply: ReplyTo, header: &[u8]) {
+        let Some(Header { token, sequence, content, .. }) = Header::decode(header) else { return };
+        let Content::Question { request, question } = content else { return };
+        let answer = match question {
+            _ if token != self.token => Answer::Unknown,
+            Question::Hello => Answer::Yes,
+            Question::Exists { region, bytes } => match self.regions.get(&region) {
+                Some(region) if region.bytes == bytes => Answer::Yes,
+                _ => Answer::Freed,
+            },
+        };
+        let content = Content::Answer { request, answer };
+        let sender = self.rank;
+        let header = Header { token: sequence, sender, engine: 0, sequence: 0, content };
+        self.answers.push((reply, header));
+    }
+
+    fn finish_get(&mut self, request: u64, outcome: Outcome) {
+        if let Some(PendingGet { completions, tag, .. }) = self.gets.remove(&request) {
+            completions.push(tag, outcome);
+            self.has_news = true;
+        }
+    }
+}
+
+impl Stream {
+    /// Returns whether a message has to wait for bytes that are on their way.
+    fn blocks(&self, content: &Content, bytes: u64) -> bool {
+        match content {
+            Content::Put { to, .. } => self.incoming.iter().any(|(_, region, range)| {
+                *region == to.region
+                    && range.start < to.offset.saturating_add(bytes)
+                    && to.offset < range.end
+            }),
+            Content::Get { .. } | Content::End => !self.incoming.is_empty(),
+            Content::Reply { .. } | Content::Question { .. } | Content::Answer { .. } => false,
+        }
+    }
+
+    /// Removes the next message from those that are held, if it need not wait.
+    fn pop(&mut self) -> Option<Held> {
+        let held = self.held.get(&self.next)?;
+        let bytes = match &held.payload {
+            Payload::Bytes(bytes) => bytes.len() as u64,
+            Payload::Rendezvous(_, bytes) => *bytes as u64,
+        };
+        if self.blocks(&held.content, bytes) {
+            return None;
+        }
+        self.held.remove(&self.next)
+    }
+}
+
+/// Drops the bytes of a message, so that its sender goes on.
+fn discard(calls: &Calls, arrival: Arrival<'_>) {
+    if let Arrival::Rendezvous(message, _) = arrival {
+        calls.drop_rendezvous(message);
+    }
+}
+
+impl Receiver for Inbox {
+    fn eager(&mut self, calls: &Calls, header: &[u8], payload: &[u8], reply: Option<ReplyTo>) {
+        match reply {
+            Some(reply) => self.answer(reply, header),
+            None => self.take(calls, header, Arrival::Bytes(payload)),
+        }
+    }
+
+    fn rendezvous(&mut self, calls: &Calls, header: &[u8], bytes: usize, message: Rendezvous) {
+        self.take(calls, header, Arrival::Rendezvous(message, bytes));
+    }
+
+    fn received(&mut self, calls: &Calls, tag: u64, ended: Ended) {
+        match self.receives.remove(&tag) {
+            Some(Receive::Get { request }) => {
+                self.finish_get(request, Outcome::from_request(ended))
+            }
+            Some(Receive::Put { stream: id, sequence, .. }) => {
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.incoming.retain(|(incoming, ..)| *incoming != sequence);
+                    stream.is_broken |= ended.is_err();
+                }
+                self.store_flags(id);
+                self.take_held(calls, id);
+            }
+            None => {}
+        }
+    }
+}
