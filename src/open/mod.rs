@@ -1,8 +1,8 @@
 //! Opens a group of ranks on the best fabrics of the machine.
 //!
-//! [`from_env`] is enough for most programs. [`OpenOptions`] names a backend, a device or the options
-//! of the group instead. [`Group::selection`] says what was chosen and why. A [`Survey`] shows what the machine has
-//! without opening anything.
+//! [`from_env`] is enough for most programs. [`OpenOptions`] names a backend, a device or the
+//! options of the group instead. [`Group::selection`] says what was chosen and why. A [`Survey`]
+//! shows what the machine has without opening anything.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,22 +17,25 @@ use crate::{Error, Group, GroupOptions};
 
 mod expected_ranks;
 mod fabrics;
+mod networks;
 mod rank_devices;
 mod survey;
 
 use expected_ranks::{NO_LAUNCHER, check_connected_ranks, check_launched_ranks};
 pub use fabrics::{FabricOptions, Fabrics};
+use networks::select_network;
 use rank_devices::RankDevices;
 pub use survey::{Backend, Device, NoGpus, Survey};
 use survey::{GpuCount, choose, gpus_text};
 
-/// The least time for which ranks wait for each other when they start, unless the caller sets one.
+/// The least time that ranks wait for each other when they start, unless the caller sets one.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Opens the group of the launcher (torchrun, mpirun or srun) on the best fabrics of the machines. Collective.
+/// Opens the group of the launcher (torchrun, mpirun or srun) on the best fabrics of the machines.
+/// Collective.
 ///
-/// Without a launcher, the group has one rank. [`OpenOptions`] describes the choice. [`Group::selection`] returns the choice, and says
-/// if there was no launcher.
+/// Without a launcher, the group has one rank. [`OpenOptions`] describes the choice.
+/// [`Group::selection`] returns the choice, and says if there was no launcher.
 ///
 /// ```no_run
 /// let mut group = peerlane::from_env()?;
@@ -62,10 +65,12 @@ struct Choice {
 
 /// Options for opening a group, such as its backend and device.
 ///
-/// By default, the ranks of a machine use its GPUs, one each, or host memory if it has no driver or no GPU. Unless the caller names
-/// a [backend](Self::backend), it is an error on all ranks if a driver does not work, or if one rank sees no GPU and another does,
-/// or if the ranks of a machine see fewer GPUs than they are; ranks may see different GPUs. Ranks on several machines use RDMA
-/// between them. All ranks of a machine choose alike, because they exchange what they have found.
+/// By default, the ranks of a machine use its GPUs, one each, or host memory if it has no driver or
+/// no GPU. Unless the caller names a [backend](Self::backend), it is an error on all ranks if a
+/// driver does not work, or if one rank sees no GPU and another does, or if the ranks of a machine
+/// see fewer GPUs than they are; ranks may see different GPUs. Ranks on several machines use the
+/// first of [`Backend::NETWORKS`] between them that every rank has. All ranks choose alike, because
+/// they exchange what they have found.
 ///
 /// ```
 /// use peerlane::open::{Backend, OpenOptions};
@@ -116,31 +121,33 @@ impl OpenOptions {
     }
 
     /// Sets the backend inside a machine, which must be equal on all ranks of the machine.
-    /// [`Host`](Backend::Host) uses host memory also on a machine with GPUs, [`Cuda`](Backend::Cuda) and
-    /// [`Rocm`](Backend::Rocm) let ranks share GPUs, and [`Rdma`](Backend::Rdma) serves all ranks.
+    /// [`Host`](Backend::Host) uses host memory also on a machine with GPUs,
+    /// [`Cuda`](Backend::Cuda) and [`Rocm`](Backend::Rocm) let ranks share GPUs, and a
+    /// [network](Backend::NETWORKS) serves the ranks of all machines alone.
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// Sets the GPU of this rank by its number in the driver. By default, it is the rank's index on its machine, and ranks share
-    /// GPUs if there are fewer.
+    /// Sets the GPU of this rank by its number in the driver. By default, it is the rank's index on
+    /// its machine, and ranks share GPUs if there are fewer.
     #[must_use]
     pub fn device(mut self, ordinal: u32) -> Self {
         self.device = Some(ordinal);
         self
     }
 
-    /// Sets the backend between nodes, which must be equal on all ranks. By default it is RDMA between
-    /// machines, and a second fabric of the same backend between nodes of one machine.
+    /// Sets the backend between nodes, which must be equal on all ranks. By default it is the first
+    /// of [`Backend::NETWORKS`] that every rank has between machines, and a second fabric of the
+    /// same backend between nodes of one machine.
     #[must_use]
     pub fn network(mut self, backend: Backend) -> Self {
         self.network = Some(backend);
         self
     }
 
-    /// Sets options of the backends, such as the NICs of this rank.
+    /// Sets options of the backends, such as the network devices of this rank.
     #[must_use]
     pub fn fabrics(mut self, options: FabricOptions) -> Self {
         self.fabrics = options;
@@ -151,11 +158,11 @@ impl OpenOptions {
         Deadline::after(self.group.start_timeout_at_least(START_TIMEOUT))
     }
 
-    /// Sets the number of ranks that the group must have; another number is an error, before any wait. By default, every number
-    /// is right.
+    /// Sets the number of ranks that the group must have; another number is an error, before any
+    /// wait. By default, every number is right.
     ///
-    /// A process whose launcher's variables were removed cannot be told from a single process, and becomes a group of one rank
-    /// without this option.
+    /// A process whose launcher's variables were removed cannot be told from a single process, and
+    /// becomes a group of one rank without this option.
     #[must_use]
     pub fn ranks(mut self, ranks: usize) -> Self {
         self.ranks = Some(ranks);
@@ -165,8 +172,9 @@ impl OpenOptions {
     /// Opens the group of the launcher, or a group of one rank if there is no launcher. Collective.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the variable of the environment, or the variable that gives another
-    /// number of ranks than [`ranks`](Self::ranks); otherwise as [`open`](Self::open).
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument), naming the variable of the environment, or
+    /// the variable that gives another number of ranks than [`ranks`](Self::ranks); otherwise as
+    /// [`open`](Self::open).
     pub fn from_env(mut self) -> Result<Group, Error> {
         let environment = Environment::from_env()?;
         check_launched_ranks(self.ranks, environment.as_ref())?;
@@ -191,20 +199,21 @@ impl OpenOptions {
         self.open_fabrics(&bootstrap)?.into_group(bootstrap)
     }
 
-    /// Opens the fabrics of this rank without making them a group, for example to put layers around them.
-    /// Collective.
+    /// Opens the fabrics of this rank without making them a group, for example to put layers around
+    /// them. Collective.
     ///
     /// # Errors
-    /// [`Unavailable`](ErrorKind::Unavailable) if a backend was not built in, a device or library is missing, or no
-    /// backend was named and some rank cannot have a GPU of its own on a machine with GPUs;
+    /// [`Unavailable`](ErrorKind::Unavailable) if a backend was not built in, a device or library
+    /// is missing, no backend was named and some rank cannot have a GPU of its own on a machine
+    /// with GPUs, or no network connects the machines of all ranks;
     /// [`Mismatch`](ErrorKind::Mismatch) if ranks of a machine name different backends;
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if backends or nodes do not fit the machines, or the bootstrap connects
-    /// another number of ranks than [`ranks`](Self::ranks).
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if backends or nodes do not fit the
+    /// machines, or the bootstrap connects another number of ranks than [`ranks`](Self::ranks).
     pub fn open_fabrics(self, bootstrap: &impl Bootstrap) -> Result<Fabrics, Error> {
         check_connected_ranks(self.ranks, bootstrap.ranks())?;
         let start = self.start_deadline();
         let survey = Survey::for_request(self.backend);
-        let own = RankDevices::of(&survey, self.backend, bootstrap.host());
+        let own = RankDevices::from_survey(&survey, self.backend, bootstrap.host());
         let all = bootstrap.exchange("backends", &own.encode(), start)?;
         let decode = |(index, bytes): (usize, &Vec<u8>)| {
             RankDevices::decode(bytes).map_err(|error| {
@@ -232,7 +241,8 @@ impl OpenOptions {
             let network = network.map(|network| options.open_second(&local, network, me, ranks));
             Ok((local, network.transpose()?))
         });
-        // The other ranks wait for this one, so they get the reason. If it cannot be sent, they learn that this rank is lost.
+        // The other ranks wait for this one, so they get the reason. If it cannot be sent, they
+        // learn that this rank is lost.
         let (local, network) = opened.inspect_err(|error| {
             let record = AbortRecord::failed(me, error.kind(), error);
             let _ = bootstrap.abort(&record.encode());
@@ -243,15 +253,15 @@ impl OpenOptions {
     }
 }
 
-/// Chooses the backends, the GPU and the topology of one rank, so that ranks of one machine get the same
-/// backends.
+/// Chooses the backends, the GPU and the topology of one rank, so that ranks of one machine get the
+/// same backends.
 fn select(
     options: &OpenOptions,
     survey: &Survey,
     all: &[RankDevices],
     me: Rank,
 ) -> Result<(Choice, Topology), Error> {
-    if let Some(backend) = all[me.index()].requested {
+    for backend in [options.backend, options.network].into_iter().flatten() {
         backend.check_built_in()?;
     }
     let machines = machines(all)?;
@@ -261,10 +271,6 @@ fn select(
         .map(|node| choose_on_machine(all, machines.members(node)))
         .collect::<Result<Vec<_>, _>>()?;
     let (local, mut reasons) = chosen.swap_remove(machines.node(me) as usize);
-    if let (Backend::Rdma, Err(reason)) = (local, &survey.rdma) {
-        let text = format!("cannot open the backend {local}: {reason}");
-        return Err(Error::new(ErrorKind::Unavailable, text));
-    }
     let gpus = match local {
         Backend::Cuda => survey.cuda.as_deref().unwrap_or_default(),
         Backend::Rocm => survey.rocm.as_deref().unwrap_or_default(),
@@ -280,30 +286,13 @@ fn select(
         }
     };
     let topology = options.group.given_topology().unwrap_or(&machines).clone();
-    let network = select_network(options.network, local, &topology, &machines)?;
-    if network == Some(Backend::Rdma) {
-        Backend::Rdma.check_built_in()?;
-        if let Some(rank) = all.iter().position(|found| found.rdma == 0) {
-            let reason = match &survey.rdma {
-                Err(reason) if rank == me.index() => format!(": {reason}"),
-                _ => String::new(),
-            };
-            let text = format!(
-                "rank {rank} on {} has no usable RDMA device{reason}; RDMA between {} nodes needs one on each machine: \
-                 install rdma-core, and run `peerlane doctor` for details",
-                all[rank].host,
-                topology.nodes()
-            );
-            return Err(Error::new(ErrorKind::Unavailable, text).with_peer(Rank::at(rank)));
-        }
-        if options.network.is_none() {
-            reasons.push(format!("rdma: the ranks are on {} machines", machines.nodes()));
-        }
-    }
+    let (network, why) = select_network(options.network, local, &topology, &machines, all)?;
+    reasons.extend(why);
     Ok((Choice { local, device, network, reasons }, topology))
 }
 
-/// Chooses the backend of the ranks `mates`, which are all ranks of one machine. Returns it with the reasons.
+/// Chooses the backend of the ranks `mates`, which are all ranks of one machine. Returns it with
+/// the reasons.
 fn choose_on_machine(all: &[RankDevices], mates: &[Rank]) -> Result<(Backend, Vec<String>), Error> {
     let found = |rank: Rank| &all[rank.index()];
     let requested = found(mates[0]).requested;
@@ -317,9 +306,10 @@ fn choose_on_machine(all: &[RankDevices], mates: &[Rank]) -> Result<(Backend, Ve
         );
         return Err(Error::new(ErrorKind::Mismatch, text).with_peer(other));
     }
+
     let Some(backend) = requested else { return choose_automatically(all, mates) };
-    let gpus = |&rank: &Rank| Some((rank, found(rank).gpus(backend)?.as_ref().err()?));
-    let Some((rank, reason)) = mates.iter().find_map(gpus) else {
+    let lacks = |&rank: &Rank| Some((rank, found(rank).reason_without(backend)?));
+    let Some((rank, reason)) = mates.iter().find_map(lacks) else {
         return Ok((backend, Vec::new()));
     };
     let host = &found(rank).host;
@@ -327,8 +317,8 @@ fn choose_on_machine(all: &[RankDevices], mates: &[Rank]) -> Result<(Backend, Ve
     Err(Error::new(ErrorKind::Unavailable, text).with_peer(rank))
 }
 
-/// Returns the position of each rank's GPU among those that the rank sees, so that no two ranks of a machine have the same
-/// GPU; `None` if that is not possible.
+/// Returns the position of each rank's GPU among those that the rank sees, so that no two ranks of
+/// a machine have the same GPU; `None` if that is not possible.
 fn own_gpus(all: &[RankDevices], mates: &[Rank], backend: Backend) -> Option<Vec<usize>> {
     let seen = mates.iter().map(|rank| all[rank.index()].gpus(backend)?.as_ref().ok());
     let seen: Vec<_> = seen.collect::<Option<_>>()?;
@@ -342,7 +332,8 @@ fn own_gpus(all: &[RankDevices], mates: &[Rank], backend: Backend) -> Option<Vec
     Some(own)
 }
 
-/// Chooses GPUs for all ranks of a machine, or host memory if none of them sees a GPU or a broken driver.
+/// Chooses GPUs for all ranks of a machine, or host memory if none of them sees a GPU or a broken
+/// driver.
 fn choose_automatically(
     all: &[RankDevices],
     mates: &[Rank],
@@ -351,7 +342,8 @@ fn choose_automatically(
         let gpus = move |&rank: &Rank| Some((rank, all[rank.index()].gpus(backend)?));
         mates.iter().filter_map(gpus)
     };
-    // The rank that sees the least decides for all: one with a broken driver before one without GPUs.
+    // The rank that sees the least decides for all: one with a broken driver before one without
+    // GPUs.
     let order = |gpus: &Result<Vec<String>, NoGpus>| match gpus {
         Err(NoGpus::Broken(_)) => 0,
         Err(NoGpus::Absent(_)) => 1,
@@ -404,48 +396,16 @@ fn choose_automatically(
     Err(Error::new(ErrorKind::Unavailable, text).with_peer(rank))
 }
 
-fn select_network(
-    requested: Option<Backend>,
-    local: Backend,
-    topology: &Topology,
-    machines: &Topology,
-) -> Result<Option<Backend>, Error> {
-    let refuse = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
-    if topology.ranks() != machines.ranks() {
-        let (given, ranks) = (topology.ranks(), machines.ranks());
-        return refuse(format!("the topology has {given} ranks, expected {ranks}"));
-    }
-    if topology.nodes() == 1 || (local == Backend::Rdma && requested.is_none()) {
-        return match requested {
-            Some(network) if topology.nodes() == 1 => refuse(format!(
-                "{network} is to connect nodes, but all ranks are on one node; set a topology or remove the network"
-            )),
-            _ if local != Backend::Rdma && machines.nodes() > 1 => refuse(format!(
-                "the topology has one node, but the ranks are on {} machines, which {local} does not connect",
-                machines.nodes()
-            )),
-            _ => Ok(None),
-        };
-    }
-    let default = if machines.nodes() > 1 { Backend::Rdma } else { local };
-    let network = requested.unwrap_or(default);
-    if network != Backend::Rdma && machines.nodes() > 1 {
-        let machines = machines.nodes();
-        return refuse(format!(
-            "the ranks are on {machines} machines, which {network} does not connect; use rdma"
-        ));
-    }
-    Ok(Some(network))
-}
-
 fn machines(all: &[RankDevices]) -> Result<Topology, Error> {
     Topology::by_key(all.iter().map(|found| &found.host))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::rank_devices::found;
     use super::*;
 
+    #[cfg(all(feature = "cuda", feature = "rdma"))]
     fn gpus(count: u32) -> Vec<Device> {
         (0..count).map(|ordinal| Device::new(ordinal, format!("gpu{ordinal}"))).collect()
     }
@@ -462,9 +422,9 @@ mod tests {
         Err(NoGpus::Broken("no interrupts".to_owned()))
     }
 
-    fn found(host: &str, cuda: usize, rdma: u32) -> RankDevices {
-        let (cuda, rocm) = (Ok(names(0..cuda)), absent());
-        RankDevices { cuda, rocm, rdma, requested: None, host: host.to_owned() }
+    #[cfg(feature = "cuda")]
+    fn survey(cuda: Result<Vec<Device>, NoGpus>) -> Survey {
+        Survey { cuda, rocm: absent(), ..Survey::for_request(Some(Backend::Host)) }
     }
 
     #[test]
@@ -475,7 +435,7 @@ mod tests {
         let error = "cud".parse::<Backend>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown backend \"cud\", expected one of host, cuda, rocm, rdma"
+            "unknown backend \"cud\", expected one of host, cuda, rocm, rdma, ucx"
         );
     }
 
@@ -483,7 +443,7 @@ mod tests {
     fn what_a_rank_has_found_survives_encoding() {
         for requested in [None, Some(Backend::Rocm)] {
             for cuda in [Ok(names(0..8)), absent(), broken()] {
-                let found = RankDevices { requested, cuda, ..found("node7", 0, 2) };
+                let found = RankDevices { requested, cuda, ..found("node7", 0, &[Backend::Rdma]) };
                 let bytes = found.encode();
                 assert_eq!(RankDevices::decode(&bytes).unwrap(), found);
                 for end in 0..bytes.len() - found.host.len() {
@@ -491,7 +451,7 @@ mod tests {
                 }
             }
         }
-        let mut bytes = found("node7", 8, 2).encode();
+        let mut bytes = found("node7", 8, &[]).encode();
         bytes[0] = 3;
         let error = RankDevices::decode(&bytes).unwrap_err();
         assert_eq!(error.to_string(), "the tag of the field cuda is 3, expected 0, 1 or 2");
@@ -535,8 +495,8 @@ mod tests {
     #[test]
     fn ranks_of_a_machine_choose_alike() {
         let options = OpenOptions::default();
-        let own = Survey { cuda: Ok(gpus(2)), rocm: absent(), rdma: Ok(gpus(1)) };
-        let all = ["a", "b", "a", "b"].map(|host| found(host, 2, 1));
+        let own = survey(Ok(gpus(2)));
+        let all = ["a", "b", "a", "b"].map(|host| found(host, 2, &[Backend::Rdma]));
         let choice = |rank, all: &[RankDevices]| {
             select(&options, &own, all, Rank(rank)).map(|(choice, _)| choice)
         };
@@ -544,10 +504,6 @@ mod tests {
         assert_eq!((chosen.local, chosen.device), (Backend::Cuda, Some(1)));
         assert_eq!(chosen.network, Some(Backend::Rdma));
         assert_eq!(chosen.reasons, ["2 GPUs", "rdma: the ranks are on 2 machines"]);
-        let mut without = all.clone();
-        without[3].rdma = 0;
-        let error = choice(0, &without).unwrap_err();
-        assert_eq!((error.kind(), error.peer()), (ErrorKind::Unavailable, Some(Rank(3))));
         let mut differ = all;
         differ[2].requested = Some(Backend::Host);
         let error = choice(0, &differ).unwrap_err();
@@ -558,9 +514,9 @@ mod tests {
     #[test]
     fn all_ranks_return_the_error_of_a_rank_that_cannot_have_a_gpu() {
         let options = OpenOptions::default();
-        let own = Survey { cuda: Ok(gpus(2)), rocm: absent(), rdma: Ok(gpus(1)) };
+        let own = survey(Ok(gpus(2)));
         let error = |change: fn(&mut RankDevices)| {
-            let mut all = ["a", "b", "a", "b"].map(|host| found(host, 2, 1));
+            let mut all = ["a", "b", "a", "b"].map(|host| found(host, 2, &[Backend::Rdma]));
             change(&mut all[3]);
             let errors = [0, 1, 2, 3].map(|rank| {
                 let error = select(&options, &own, &all, Rank(rank)).unwrap_err();
@@ -578,19 +534,20 @@ mod tests {
             error(|found| found.cuda = absent()),
             "cannot select a backend: rank 3 (b) sees no GPU of the backend cuda, but rank 1 sees 2 GPUs: the library is missing; let all ranks see GPUs, or set `OpenOptions::backend` to `Backend::Host` to use host memory"
         );
-        let all = [2, 1, 2, 1].map(|gpus| found(if gpus == 1 { "b" } else { "a" }, gpus, 1));
+        let all = [2, 1, 2, 1]
+            .map(|gpus| found(if gpus == 1 { "b" } else { "a" }, gpus, &Backend::NETWORKS));
         assert_eq!(
             select(&options, &own, &all, Rank(0)).unwrap_err().to_string(),
             "cannot select a backend: rank 1 (b) sees 1 GPU of the backend cuda for 2 ranks; start one rank per GPU, or set `OpenOptions::backend` to `Backend::Cuda` if ranks share GPUs, or to `Backend::Host` to use host memory"
         );
         // A machine without GPUs is no error beside one with GPUs.
-        let all = ["a", "b"].map(|host| found(host, 1, 1));
+        let all = ["a", "b"].map(|host| found(host, 1, &Backend::NETWORKS));
         let all = all.map(|found| {
             if found.host == "b" { RankDevices { cuda: absent(), ..found } } else { found }
         });
         let (choice, _) = select(&options, &own, &all, Rank(0)).unwrap();
         assert_eq!(choice.local, Backend::Cuda);
-        let own = Survey { cuda: absent(), ..own };
+        let own = survey(absent());
         let (choice, _) = select(&options, &own, &all, Rank(1)).unwrap();
         assert_eq!(choice.local, Backend::Host);
     }
@@ -601,16 +558,12 @@ mod tests {
         let device = |seen: &[&[usize]]| {
             let see = |gpus: &&[usize]| RankDevices {
                 cuda: Ok(names(gpus.iter().copied())),
-                ..found("a", 0, 0)
+                ..found("a", 0, &[])
             };
             let all: Vec<_> = seen.iter().map(see).collect();
             let chosen = |(rank, gpus): (Rank, &&[usize])| {
                 let devices = (0..gpus.len()).map(|at| Device::new(Rank::at(at).0, ""));
-                let own = Survey {
-                    cuda: Ok(devices.collect()),
-                    rocm: absent(),
-                    rdma: Err(String::new()),
-                };
+                let own = survey(Ok(devices.collect()));
                 let (choice, _) = select(&OpenOptions::default(), &own, &all, rank).ok()?;
                 choice.device
             };
@@ -624,30 +577,18 @@ mod tests {
     }
 
     #[test]
-    fn the_network_fits_nodes_and_machines() {
-        let network = |requested, local, nodes: &[u32], machines: &[u32]| {
-            let of = |nodes| Topology::of_nodes(nodes).unwrap();
-            select_network(requested, local, &of(nodes), &of(machines))
-                .map_err(|error| error.to_string())
-        };
-        let (host, rdma) = (Backend::Host, Backend::Rdma);
-        assert_eq!(network(None, host, &[0, 0], &[0, 0]), Ok(None));
-        assert_eq!(network(None, host, &[0, 1], &[0, 0]), Ok(Some(host)));
-        assert_eq!(network(Some(rdma), host, &[0, 1], &[0, 0]), Ok(Some(rdma)));
-        assert_eq!(network(None, host, &[0, 1], &[0, 1]), Ok(Some(rdma)));
-        assert_eq!(network(None, rdma, &[0, 1], &[0, 1]), Ok(None));
-        assert_eq!(network(Some(rdma), rdma, &[0, 1], &[0, 1]), Ok(Some(rdma)));
-        let refusals = [
-            (network(Some(rdma), host, &[0, 0], &[0, 0]), "all ranks are on one node"),
-            (network(Some(host), host, &[0, 1], &[0, 1]), "which host does not connect; use rdma"),
-            (network(None, host, &[0, 0], &[0, 1]), "which host does not connect"),
-            (network(None, host, &[0, 0, 0], &[0, 0]), "the topology has 3 ranks, expected 2"),
-        ];
-        for (refusal, text) in refusals {
-            assert!(
-                refusal.as_ref().is_err_and(|error| error.contains(text)),
-                "{refusal:?}: {text}"
+    fn a_network_that_serves_all_ranks_alone_is_on_every_rank() {
+        for network in Backend::NETWORKS {
+            let without =
+                |networks| RankDevices { requested: Some(network), ..found("nodea", 0, networks) };
+            let all = [without(&[network]), without(&[])];
+            let mates = [Rank(0), Rank(1)];
+            let error = choose_on_machine(&all, &mates).unwrap_err();
+            let text = format!(
+                "cannot open the backend {network} on rank 1 (nodea): {network} is missing; install {network}"
             );
+            assert_eq!((error.peer(), error.to_string()), (Some(Rank(1)), text));
+            assert_eq!(choose_on_machine(&all, &mates[..1]).unwrap(), (network, Vec::new()));
         }
     }
 
@@ -715,12 +656,14 @@ mod tests {
         .unwrap();
     }
 
-    #[cfg(not(feature = "rdma"))]
     #[test]
     fn a_backend_that_is_not_built_in_names_the_feature() {
-        let error = in_process::run(1, |bootstrap| {
-            OpenOptions::default().backend(Backend::Rdma).open(bootstrap).map(drop)
-        });
-        assert!(error.unwrap_err().to_string().contains("enable the feature `rdma`"));
+        for backend in Backend::ALL.into_iter().filter(|backend| !backend.is_built_in()) {
+            let error = in_process::run(1, |bootstrap| {
+                OpenOptions::default().backend(backend).open(bootstrap).map(drop)
+            });
+            let feature = format!("enable the feature `{backend}`");
+            assert!(error.unwrap_err().to_string().contains(&feature), "{backend}");
+        }
     }
 }

@@ -12,26 +12,31 @@ pub(super) struct RankDevices {
     /// The PCI addresses of the GPUs that the rank sees.
     pub(super) cuda: Result<Vec<String>, NoGpus>,
     pub(super) rocm: Result<Vec<String>, NoGpus>,
-    /// The number of RDMA devices of the rank; 0 also if they cannot be used.
-    pub(super) rdma: u32,
+    /// The number of the rank's devices of each network, or the reason why it has none, in the
+    /// order of [`Backend::NETWORKS`].
+    pub(super) networks: [Result<u32, String>; Backend::NETWORKS.len()],
     pub(super) requested: Option<Backend>,
     pub(super) host: String,
 }
 
 impl RankDevices {
-    pub(super) fn of(survey: &Survey, requested: Option<Backend>, host: &str) -> Self {
+    pub(super) fn from_survey(survey: &Survey, requested: Option<Backend>, host: &str) -> Self {
         let names = |devices: &Result<Vec<Device>, NoGpus>| match devices {
             Ok(devices) => Ok(devices.iter().map(|device| device.name.clone()).collect()),
             Err(reason) => Err(reason.clone()),
         };
-        let rdma = survey.rdma.as_ref().map_or(0, |devices| Rank::at(devices.len()).0);
+        let networks = Backend::NETWORKS.map(|network| {
+            let devices = survey.network(network).expect("a survey has every network");
+            devices.as_ref().map(|devices| Rank::at(devices.len()).0).map_err(String::clone)
+        });
         let (cuda, rocm) = (names(&survey.cuda), names(&survey.rocm));
-        Self { cuda, rocm, rdma, requested, host: host.to_owned() }
+        Self { cuda, rocm, networks, requested, host: host.to_owned() }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let text =
             |writer: Writer, text: &str| writer.u32(Rank::at(text.len()).0).bytes(text.as_bytes());
+
         let mut writer = Writer::new();
         for gpus in [&self.cuda, &self.rocm] {
             writer = match gpus {
@@ -43,7 +48,14 @@ impl RankDevices {
                 Err(NoGpus::Broken(reason)) => text(writer.u32(2), reason),
             };
         }
-        let writer = text(writer.u32(self.rdma), self.requested.map_or("", Backend::name));
+
+        for devices in &self.networks {
+            writer = match devices {
+                Ok(count) => writer.u32(0).u32(*count),
+                Err(reason) => text(writer.u32(1), reason),
+            };
+        }
+        let writer = text(writer, self.requested.map_or("", Backend::name));
         writer.bytes(self.host.as_bytes()).finish()
     }
 
@@ -55,6 +67,7 @@ impl RankDevices {
             let bytes = reader.bytes(field, length).map_err(truncated)?;
             Ok::<_, Error>(String::from_utf8_lossy(bytes).into_owned())
         };
+
         let gpus = |reader: &mut Reader<'_>, field| {
             Ok::<_, Error>(match reader.u32(field).map_err(truncated)? {
                 0 => {
@@ -64,20 +77,27 @@ impl RankDevices {
                 }
                 1 => Err(NoGpus::Absent(text(reader, field)?)),
                 2 => Err(NoGpus::Broken(text(reader, field)?)),
-                tag => {
-                    let text = format!("the tag of the field {field} is {tag}, expected 0, 1 or 2");
-                    return Err(Error::new(ErrorKind::Mismatch, text));
-                }
+                tag => return Err(wrong_tag(field, tag, "0, 1 or 2")),
             })
         };
+
         let (cuda, rocm) = (gpus(&mut reader, "cuda")?, gpus(&mut reader, "rocm")?);
-        let rdma = reader.u32("rdma").map_err(truncated)?;
+        let mut networks = Backend::NETWORKS.map(|_| Ok(0));
+        for (devices, network) in networks.iter_mut().zip(Backend::NETWORKS) {
+            let field = network.name();
+            *devices = match reader.u32(field).map_err(truncated)? {
+                0 => Ok(reader.u32(field).map_err(truncated)?),
+                1 => Err(text(&mut reader, field)?),
+                tag => return Err(wrong_tag(field, tag, "0 or 1")),
+            };
+        }
+
         let requested = match text(&mut reader, "backend")?.as_str() {
             "" => None,
             name => Some(name.parse()?),
         };
         let host = String::from_utf8_lossy(reader.rest()).into_owned();
-        Ok(Self { cuda, rocm, rdma, requested, host })
+        Ok(Self { cuda, rocm, networks, requested, host })
     }
 
     /// Returns the GPUs of a GPU backend; `None` for other backends.
@@ -88,4 +108,30 @@ impl RankDevices {
             _ => None,
         }
     }
+
+    /// Returns why the rank has no device of a GPU backend or a network; `None` if it has one, or
+    /// the backend needs none.
+    pub(super) fn reason_without(&self, backend: Backend) -> Option<String> {
+        if let Some(gpus) = self.gpus(backend) {
+            return gpus.as_ref().err().map(NoGpus::to_string);
+        }
+        let index = Backend::NETWORKS.iter().position(|network| *network == backend)?;
+        self.networks[index].clone().err()
+    }
+}
+
+fn wrong_tag(field: &str, tag: u32, expected: &str) -> Error {
+    let text = format!("the tag of the field {field} is {tag}, expected {expected}");
+    Error::new(ErrorKind::Mismatch, text)
+}
+
+/// Returns what a rank with `cuda` GPUs and a device of each of `networks` has found.
+#[cfg(test)]
+pub(super) fn found(host: &str, cuda: usize, networks: &[Backend]) -> RankDevices {
+    let cuda = Ok((0..cuda).map(|number| format!("gpu{number}")).collect());
+    let rocm = Err(NoGpus::Absent("the library is missing".to_owned()));
+    let lacks = |network| format!("{network} is missing; install {network}");
+    let networks = Backend::NETWORKS
+        .map(|network| if networks.contains(&network) { Ok(1) } else { Err(lacks(network)) });
+    RankDevices { cuda, rocm, networks, requested: None, host: host.to_owned() }
 }

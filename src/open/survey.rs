@@ -30,6 +30,14 @@ impl Backend {
     /// All backends, whether this build contains them or not.
     pub const ALL: [Self; 5] = [Self::Host, Self::Cuda, Self::Rocm, Self::Rdma, Self::Ucx];
 
+    /// The backends that connect machines, in the order in which they are preferred.
+    pub const NETWORKS: [Self; 2] = [Self::Rdma, Self::Ucx];
+
+    /// Returns whether the backend connects machines.
+    pub fn is_network(self) -> bool {
+        Self::NETWORKS.contains(&self)
+    }
+
     /// Returns the name of the backend, such as `cuda`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -81,20 +89,21 @@ impl FromStr for Backend {
     }
 }
 
-/// A GPU or NIC of this machine.
+/// A GPU or a network device of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// The number of a GPU in its driver, or the position of a NIC in the list of NICs.
+    /// The number of a GPU in its driver, or the position of a device in the list of its network.
     pub ordinal: u32,
-    /// The PCI address of a GPU, such as `0000:1b:00.0`; the name of a NIC, such as `mlx5_0`.
+    /// The PCI address of a GPU, such as `0000:1b:00.0`; the name of a network device, such as
+    /// `mlx5_0` or `eth0`.
     pub name: String,
     /// The product name of a GPU, such as `NVIDIA H100 80GB HBM3`, if it is known.
     pub product: Option<String>,
 }
 
 impl Device {
-    /// Creates a description of a GPU or NIC, for example for tests.
+    /// Creates a description of a GPU or a network device, for example for tests.
     pub fn new(ordinal: u32, name: impl Into<String>) -> Self {
         Self { ordinal, name: name.into(), product: None }
     }
@@ -117,7 +126,7 @@ impl fmt::Display for NoGpus {
     }
 }
 
-/// The GPUs and NICs of this machine, or for each backend the reason why there are none.
+/// The GPUs and network devices of this machine, or for each backend the reason why there are none.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Survey {
@@ -127,6 +136,8 @@ pub struct Survey {
     pub rocm: Result<Vec<Device>, NoGpus>,
     /// The RDMA NICs of this machine, or the reason why there are none.
     pub rdma: Result<Vec<Device>, String>,
+    /// The network devices that UCX can use on this machine, or the reason why there are none.
+    pub ucx: Result<Vec<Device>, String>,
 }
 
 impl Survey {
@@ -146,20 +157,42 @@ impl Survey {
         Self {
             cuda: gpus(Backend::Cuda),
             rocm: gpus(Backend::Rocm),
-            rdma: devices(Backend::Rdma).map_err(|reason| reason.to_string()),
+            rdma: Self::of_network(Backend::Rdma),
+            ucx: Self::of_network(Backend::Ucx),
         }
     }
 
-    /// Chooses between GPUs and the host for `local_ranks` ranks of this machine, or for as many as there are
-    /// GPUs. Returns the backend and the reasons.
-    ///
-    /// Every rank needs a GPU of its own. Without a number of ranks, a single GPU is not chosen, because it has no peer. If
-    /// there are GPUs but too few, the choice is the host, and the reasons say so; for
-    /// [`OpenOptions`](super::OpenOptions) that is an error.
+    /// Lists the devices of one network on this machine, without a look at other backends.
     ///
     /// # Errors
-    /// [`Unavailable`](ErrorKind::Unavailable) if a driver is installed but does not work, and no other backend has
-    /// a GPU for each rank.
+    /// The reason why there are none.
+    pub fn of_network(network: Backend) -> Result<Vec<Device>, String> {
+        match network.is_network() {
+            true => devices(network).map_err(|reason| reason.to_string()),
+            false => Err(format!("the backend {network} does not connect machines")),
+        }
+    }
+
+    /// Returns the devices of a [network](Backend::NETWORKS), or the reason why there are none;
+    /// `None` for other backends.
+    pub fn network(&self, network: Backend) -> Option<&Result<Vec<Device>, String>> {
+        match network {
+            Backend::Rdma => Some(&self.rdma),
+            Backend::Ucx => Some(&self.ucx),
+            _ => None,
+        }
+    }
+
+    /// Chooses between GPUs and the host for `local_ranks` ranks of this machine, or for as many as
+    /// there are GPUs. Returns the backend and the reasons.
+    ///
+    /// Every rank needs a GPU of its own. Without a number of ranks, a single GPU is not chosen,
+    /// because it has no peer. If there are GPUs but too few, the choice is the host, and the
+    /// reasons say so; for [`OpenOptions`](super::OpenOptions) that is an error.
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable) if a driver is installed but does not work, and no
+    /// other backend has a GPU for each rank.
     pub fn choose_local(
         &self,
         local_ranks: Option<usize>,
@@ -177,7 +210,8 @@ impl Survey {
 /// The number of GPUs of one backend, or the reason why there are none.
 pub(super) type GpuCount = Result<usize, NoGpus>;
 
-/// Chooses as [`Survey::choose_local`]. The error is a backend whose driver does not work, with the reason.
+/// Chooses as [`Survey::choose_local`]. The error is a backend whose driver does not work, with the
+/// reason.
 pub(super) fn choose(
     cuda: &GpuCount,
     rocm: &GpuCount,
@@ -194,6 +228,7 @@ pub(super) fn choose(
                 broken.get_or_insert_with(|| (backend, reason.clone()));
                 continue;
             }
+            // The host is the choice only if no backend has a GPU for each rank.
             Ok(count) => match local_ranks {
                 None if *count < GPUS_MIN => {
                     format!("{}, expected {GPUS_MIN} or more", gpus_text(*count))
@@ -232,7 +267,16 @@ fn devices(backend: Backend) -> Result<Vec<Device>, NoGpus> {
         #[cfg(feature = "rocm")]
         Backend::Rocm => rocm_devices(),
         #[cfg(feature = "rdma")]
-        Backend::Rdma => rdma_devices(),
+        Backend::Rdma => {
+            network_devices(backend, peerlane_rdma::discover(), |device| device.name, "rdma-core")
+        }
+        #[cfg(feature = "ucx")]
+        Backend::Ucx => network_devices(
+            backend,
+            peerlane_ucx::discover(),
+            |device| device.name,
+            "libucx0 (Debian, Ubuntu) or ucx (Fedora, RHEL)",
+        ),
         // Only the host is left here: it has no devices besides its memory.
         _ => Ok(Vec::new()),
     }
@@ -264,15 +308,55 @@ fn rocm_devices() -> Result<Vec<Device>, NoGpus> {
     Ok(devices.into_iter().map(device).collect())
 }
 
-#[cfg(feature = "rdma")]
-fn rdma_devices() -> Result<Vec<Device>, NoGpus> {
-    let devices = peerlane_rdma::discover().map_err(|error| NoGpus::Absent(error.to_string()))?;
-    if devices.is_empty() {
-        let reason = "this machine has no RDMA device; run `peerlane doctor` for details";
-        return Err(NoGpus::Absent(reason.to_owned()));
+/// Describes the devices that a network has discovered. Its error says what to install; a machine
+/// without devices may lack `packages`.
+#[allow(dead_code, reason = "a build may have no network")]
+fn network_devices<D>(
+    network: Backend,
+    discovered: Result<Vec<D>, impl fmt::Display>,
+    name: fn(D) -> String,
+    packages: &str,
+) -> Result<Vec<Device>, NoGpus> {
+    let devices = discovered.map_err(|error| NoGpus::Absent(error.to_string()))?;
+    let mut names: Vec<_> = devices.into_iter().map(name).collect();
+    // A device with several transports is listed once for each.
+    names.dedup();
+    if names.is_empty() {
+        let text =
+            format!("this machine has no {network} device; install {packages} if it has one");
+        return Err(NoGpus::Absent(text));
     }
 
-    let device =
-        |(ordinal, device): (u32, peerlane_rdma::Device)| Device::new(ordinal, device.name);
-    Ok((0..).zip(devices).map(device).collect())
+    let device = |(ordinal, name)| Device::new(ordinal, name);
+    Ok((0..).zip(names).map(device).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_has_each_device_once_or_a_reason() {
+        let devices = |discovered: Result<Vec<&str>, &str>| {
+            let devices = network_devices(Backend::Ucx, discovered, str::to_owned, "libucx0");
+            let names = |devices: Vec<Device>| devices.into_iter().map(|device| device.name);
+            devices.map(|devices| names(devices).collect::<Vec<_>>().join(", "))
+        };
+        let absent = |text: &str| Err(NoGpus::Absent(text.to_owned()));
+        assert_eq!(devices(Ok(vec!["eth0", "eth0", "lo"])), Ok("eth0, lo".to_owned()));
+        assert_eq!(devices(Err("cannot load it")), absent("cannot load it"));
+        assert_eq!(
+            devices(Ok(Vec::new())),
+            absent("this machine has no ucx device; install libucx0 if it has one")
+        );
+    }
+
+    #[test]
+    fn a_survey_has_every_network() {
+        let survey = Survey::for_request(Some(Backend::Host));
+        for backend in Backend::ALL {
+            assert_eq!(survey.network(backend).is_some(), backend.is_network(), "{backend}");
+            assert!(backend.is_network() || Survey::of_network(backend).is_err(), "{backend}");
+        }
+    }
 }
