@@ -1,4 +1,5 @@
-//! Identifies the host and network namespace of a process, to decide whether it can hand memory to another process.
+//! Identifies the host and network namespace of a process, to decide whether it can hand memory to
+//! another process.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::OnceLock;
@@ -19,10 +20,11 @@ static OWN: OnceLock<Host> = OnceLock::new();
 /// The host and the network namespace of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// The random identifier of the kernel's boot; hosts on which it cannot be read have zero and count as one host.
+    /// The random identifier of the kernel's boot; hosts on which it cannot be read have zero and
+    /// count as one host.
     boot: [u8; 16],
-    /// The inode number of the network namespace, which scopes the names of abstract sockets. It is zero where it
-    /// cannot be read.
+    /// The inode number of the network namespace, which scopes the names of abstract sockets. It is
+    /// zero where it cannot be read.
     network: u64,
     name: String,
 }
@@ -36,8 +38,8 @@ impl Host {
         })
     }
 
-    /// Reads the host of this process ahead of use, because a process without descriptors would look like one of another
-    /// host.
+    /// Reads the host of this process ahead of use, because a process without descriptors would
+    /// look like one of another host.
     pub(super) fn load_own() -> Result<(), SystemError> {
         if OWN.get().is_none() {
             let host = Self::find()?;
@@ -64,16 +66,17 @@ impl Host {
         if other.boot != *boot {
             return Err(Fault::Mismatch(format!(
                 "cannot connect to rank {peer}: it runs on host {}, but rank {rank} on host {name}; \
-                 memory can be shared only inside one host, use the backend rdma between hosts",
+                 memory can be shared only inside one host, use the backend rdma or ucx between hosts",
                 other.name
             )));
         }
+
         if other.network != *network && other.network != 0 && *network != 0 {
             return Err(Fault::Mismatch(format!(
                 "cannot connect to rank {peer}: it runs on host {} in the network namespace {}, but \
                  rank {rank} on host {name} in the network namespace {network}; memory can be shared \
                  only inside one network namespace: run all ranks of a host in one (docker: \
-                 --network=host), or use the backend rdma between namespaces",
+                 --network=host), or use the backend rdma or ucx between namespaces",
                 other.name, other.network
             )));
         }
@@ -150,14 +153,14 @@ mod tests {
         assert_eq!(
             text(&host(8, 11, "node-4")).unwrap_err(),
             "cannot connect to rank 2: it runs on host node-4, but rank 0 on host node-3; memory can \
-             be shared only inside one host, use the backend rdma between hosts"
+             be shared only inside one host, use the backend rdma or ucx between hosts"
         );
         assert_eq!(
             text(&host(7, 12, "pod-1")).unwrap_err(),
             "cannot connect to rank 2: it runs on host pod-1 in the network namespace 12, but rank 0 \
              on host node-3 in the network namespace 11; memory can be shared only inside one network \
              namespace: run all ranks of a host in one (docker: --network=host), or use the backend \
-             rdma between namespaces"
+             rdma or ucx between namespaces"
         );
     }
 
