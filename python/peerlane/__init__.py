@@ -41,7 +41,7 @@ def open(*, hub: str | Hub | None = None, rank: int = 0, ranks: int | None = Non
     Without `hub`, rank, size and address come from the environment of the launcher (torchrun, mpirun, srun); without a launcher the group has one rank, and
     `Group.selection` says so. `ranks` is then the number that the group must have: another one is `InvalidArgument`, at once and with the variable that gives it.
     `hub` is the address of a `Hub`, such as "10.0.0.1:29501", with `rank`, `ranks` (1) and, between hosts, the hub's `secret`; rank 0 can give the `Hub` itself,
-    which then lives as long as the group. `backend` and `network` are "host", "cuda", "rocm" or "rdma"; by default the best ones. `device` is the number of the GPU. `timeout` is
+    which then lives as long as the group. `backend` and `network` are "host", "cuda", "rocm", "rdma" or "ucx"; by default the best ones. `device` is the number of the GPU. `timeout` is
     the longest wait for a rank in seconds (30), also of calls such as `prepare`, `start_timeout` that for the start of all ranks (120). `strict` makes fallbacks errors.
     With `beside_compute`, operations run beside kernels of the program and take few compute units, unless a call says otherwise; all ranks set the same.
     `engine` is the kind of engines that operations use, such as "streams"; by default each uses the fastest of `Group.engines`.

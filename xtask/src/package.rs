@@ -110,7 +110,7 @@ name = "user"
 edition = "2024"
 
 [features]
-all = ["dep:cudarc", "peerlane/cuda", "peerlane/cudarc", "peerlane/rocm", "peerlane/rdma", "peerlane/half"]
+all = ["dep:cudarc", "peerlane/cuda", "peerlane/cudarc", "peerlane/rocm", "peerlane/rdma", "peerlane/ucx", "peerlane/half"]
 
 [dependencies]
 peerlane = "{version}"
