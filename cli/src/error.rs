@@ -60,11 +60,6 @@ impl Failure {
         Self { kind: Some(error.kind()), ..Self::failed(error.to_string()) }
     }
 
-    /// Converts an error of a backend to the error that ends the program, with advice for the user.
-    pub(crate) fn of_backend(error: impl peerlane::hal::Error) -> Self {
-        Self::of_kind(error.kind(), error.to_string())
-    }
-
     fn of_kind(kind: ErrorKind, text: String) -> Self {
         // The text of a limit says how to raise it.
         let names_limit = text.contains(": raise it");

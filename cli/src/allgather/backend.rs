@@ -29,7 +29,7 @@ impl Selected {
         // Options that do not fit are reported before a driver that is missing.
         match options.target.backend.0 {
             Some(Backend::Rocm) => options.check_without_cuda()?,
-            Some(Backend::Rdma) => options.nics.check()?,
+            Some(backend) if backend.is_network() => options.nics.check(backend)?,
             _ => {}
         }
         let selected = Self::of_target(&options.target, local_ranks)?;

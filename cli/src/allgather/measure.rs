@@ -45,6 +45,12 @@ impl<'a> RankContext<'a> {
     pub(super) fn open(self, backend: Backend, device: Option<u32>) -> Result<Measurement<'a>> {
         let Self { options, comm, rank_topology, device_name, seed, sink } = self;
         let group = topology::open(options, &comm, rank_topology, backend, device)?;
+
+        let note = rank_topology.network_note(group.selection());
+        if let Some(text) = note.filter(|_| comm.rank().0 == 0) {
+            sink(ProgressEvent::AutoChoice { text })?;
+        }
+
         let setup = Setup::from_group(options, &comm, rank_topology, &group, device_name)?;
         Ok(Measurement { setup, comm, group, seed, sink })
     }
@@ -95,7 +101,8 @@ pub(super) trait Bench {
         at: Point,
     ) -> Result<Vec<Timing>>;
 
-    /// Times all candidates together with compute work; the result is empty if that is not requested.
+    /// Times all candidates together with compute work; the result is empty if that is not
+    /// requested.
     fn overlap(
         &mut self,
         _run: &mut Measurement<'_>,
@@ -128,6 +135,7 @@ impl Measurement<'_> {
         let lengths = options.sweep(self.comm.ranks()).block_lengths();
         let rows = lengths.len() * self.setup.algorithms().len();
         self.report_event(ProgressEvent::Begin { rows })?;
+
         let mut last = None;
         for (index, &block_length) in lengths.iter().enumerate() {
             let total_bytes = self.setup.layout(block_length)?.total_bytes();
@@ -135,6 +143,7 @@ impl Measurement<'_> {
             self.size(bench, point)?;
             last = Some(point);
         }
+
         let Some(point) = last.filter(|_| options.trace.is_some()) else { return Ok(()) };
         self.report_activity(Activity::Trace, point)?;
         let Self { setup, comm, group, .. } = self;
@@ -181,6 +190,7 @@ impl Measurement<'_> {
         for candidate in candidates {
             let found = candidate.check(self, data)?;
             if let Some((rank, text)) = self.comm.first_fault(found)? {
+                // Every rank knows the first wrong rank, so that all of them end here.
                 let collective = self.setup.options.goal.collective.with_article();
                 let text = format!(
                     "wrong data in the output of rank {rank} after {collective} by {}: {text}",

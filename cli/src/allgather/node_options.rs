@@ -2,19 +2,38 @@
 
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::TypedValueParser;
+use peerlane::open::Backend;
 use peerlane::topology::Topology;
 use peerlane_layers::ThrottleLayer;
 
 use crate::error::{Failure, Result};
-use crate::options::Nodes;
+use crate::options::{Nodes, one_of};
 use crate::units::{Delay, Rate};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// The choice of the fabric between nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     Auto,
     Same,
-    Rdma,
+    /// A backend of [`Backend::NETWORKS`].
+    Backend(Backend),
+}
+
+impl Network {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Same => "same",
+            Self::Backend(backend) => backend.name(),
+        }
+    }
+
+    fn parser() -> impl TypedValueParser<Value = Self> {
+        let backends = Backend::NETWORKS.into_iter().map(Self::Backend);
+        one_of([Self::Auto, Self::Same].into_iter().chain(backends), Self::name)
+    }
 }
 
 /// The options that distribute the ranks over nodes and throttle the links between them.
@@ -26,8 +45,9 @@ pub(crate) struct NodeOptions {
     #[arg(long, value_name = "NODES")]
     pub(crate) nodes: Option<Nodes>,
     /// Select the fabric between nodes, either same (the backend of the ranks inside a node), rdma
-    /// (NICs), or auto (rdma between hosts, same between virtual nodes)
-    #[arg(long, value_enum, default_value_t = Network::Auto, value_name = "BACKEND")]
+    /// (NICs), ucx (such as Ethernet), or auto (rdma between hosts, or ucx if a rank has no RDMA
+    /// device; same between virtual nodes)
+    #[arg(long, default_value = "auto", value_name = "BACKEND", value_parser = Network::parser())]
     pub(crate) network: Network,
     /// Limit the rate at which a rank sends and receives between nodes, such as 2GB/s
     #[arg(long, value_name = "RATE", requires = "nodes")]
@@ -35,8 +55,8 @@ pub(crate) struct NodeOptions {
     /// Add this latency to all copies and signals between nodes, such as 20us
     #[arg(long, value_name = "TIME", requires = "nodes")]
     pub(crate) network_delay: Option<Delay>,
-    /// Limit the rate of each rank inside its node, such as 2GB/s, to simulate a slower link (backend host
-    /// only)
+    /// Limit the rate of each rank inside its node, such as 2GB/s, to simulate a slower link
+    /// (backend host only)
     #[arg(long, value_name = "RATE")]
     pub(crate) local_bandwidth: Option<Rate>,
 }

@@ -25,8 +25,8 @@ use crate::report::OutputFile;
 /// Spawns one process per rank on this machine. Under a launcher that sets RANK and WORLD_SIZE
 /// (torchrun, or the variables of Slurm and Open MPI) it joins that group instead, and rank 0
 /// prints. If the ranks are on several hosts, the hosts are the nodes: --backend moves the bytes
-/// inside a node, NICs (RDMA) move them between nodes, and hierarchical plans are predicted and
-/// run.
+/// inside a node, a network (RDMA or UCX) moves them between nodes, and hierarchical plans are
+/// predicted and run.
 ///
 /// At each size, every rank fills its block with new random data, overwrites its output with a
 /// known byte, gathers and compares every byte, before and after the timed iterations. A timed
@@ -340,7 +340,7 @@ pub(crate) fn settings(options: &Options, backend: &str) -> Settings {
         ("--chunks", given(algorithm.chunks.map(|chunks| chunks.to_string()))),
         ("--chunk-bytes", given(algorithm.chunk_bytes.map(|size| size.0.to_string()))),
         ("--nodes", given(node_options.nodes.as_ref().map(|nodes| format!("{nodes:?}")))),
-        ("--network", format!("{:?}", node_options.network).to_lowercase()),
+        ("--network", node_options.network.name().to_owned()),
         ("--network-bandwidth", given(node_options.network_bandwidth.map(|rate| rate.to_string()))),
         ("--network-delay", given(node_options.network_delay.map(|delay| delay.to_string()))),
         ("--local-bandwidth", given(node_options.local_bandwidth.map(|rate| rate.to_string()))),

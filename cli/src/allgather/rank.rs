@@ -5,7 +5,7 @@ use peerlane::bootstrap::Bootstrap;
 use super::backend::Selected;
 use super::measure::RankContext;
 use super::options::{Options, settings};
-use super::printer::{ProgressEvent, Sink};
+use super::printer::Sink;
 use super::topology::RankTopology;
 use super::{gpu, host};
 use crate::error::Result;
@@ -35,9 +35,6 @@ fn measure(
     let seed = settings(options, selected.name()).agree(&comm)?;
     let mut rank_topology = RankTopology::find(options, &comm, selected.backend)?;
     rank_topology.local_rank = local_rank.unwrap_or(rank_topology.local_rank);
-    if let Some(text) = rank_topology.network_note(options).filter(|_| comm.rank().0 == 0) {
-        sink(ProgressEvent::AutoChoice { text })?;
-    }
     let slot = selected.slot(rank_topology.local_rank);
     let device_name = slot.map_or_else(processor_name, |slot| slot.product.clone());
     let context =

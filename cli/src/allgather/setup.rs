@@ -6,7 +6,7 @@ use peerlane::Algorithm;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::element::with_element;
 use peerlane::group::Report;
-use peerlane::hal::{Fabric, LinkKind};
+use peerlane::hal::{BackendId, Fabric, LinkKind};
 use peerlane::topology::Topology;
 use peerlane::{Element, Group, Operation, Rank};
 use peerlane_planning::cost::{Key, Links};
@@ -55,7 +55,12 @@ impl<'a> Setup<'a> {
         device_name: String,
     ) -> Result<Self> {
         let backend = group.fabric().backend().to_string();
-        let links = links(options, rank_topology.network_fabric, &backend, comm.ranks())?;
+        let network = match group.selection().network {
+            None | Some(BackendId::RDMA) => LinkKind::Rdma,
+            Some(_) => LinkKind::Network,
+        };
+        let fabrics = (rank_topology.network_fabric, network);
+        let links = links(options, fabrics, &backend, comm.ranks())?;
 
         // Ranks that predict with different links could select different algorithms.
         let all = comm.share("links", &links.iter().map(Links::fingerprint).collect::<Vec<_>>())?;
@@ -220,8 +225,8 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
     let advice = "remove the option, or use --backend host";
     check_needs(throttled.map(|_| "--local-bandwidth"), "the backend host", backend, advice)?;
 
-    if options.node_options.network == Network::Rdma {
-        options.nics.check()?;
+    if let Network::Backend(network) = options.node_options.network {
+        options.nics.check(network)?;
     }
 
     let largest = options.sweep(ranks).block_lengths().last().copied().unwrap_or(0);
@@ -235,7 +240,7 @@ pub(super) fn check(options: &Options, backend: &str, ranks: usize) -> Result<()
 /// Returns calibrated or throttled links for predictions; none if the library knows the links.
 fn links(
     options: &Options,
-    network_fabric: NetworkFabric,
+    (network_fabric, network): (NetworkFabric, LinkKind),
     backend: &str,
     ranks: usize,
 ) -> Result<Vec<Links>> {
@@ -243,7 +248,7 @@ fn links(
     let known_by_library = match network_fabric {
         NetworkFabric::None => true,
         NetworkFabric::Same => false,
-        NetworkFabric::Rdma => !options.node_options.is_throttled(),
+        NetworkFabric::Network(_) => !options.node_options.is_throttled(),
     };
     if known_by_library {
         return Ok(calibrated);
@@ -251,8 +256,8 @@ fn links(
 
     let known = || match backend {
         // These links do not depend on the machine, because all ranks must use the same.
-        "host" => Links::of_kinds(LinkKind::SharedMemory, LinkKind::Rdma),
-        _ => Links::default(),
+        "host" => Links::of_kinds(LinkKind::SharedMemory, network),
+        _ => Links::of_kinds(LinkKind::NvLink, network),
     };
 
     let throttle = options.node_options.throttle();

@@ -11,7 +11,8 @@ use crate::options::{one_of, parse_ranks};
 pub(crate) struct TargetOptions {
     /// Select the backend that connects the ranks of a node, either auto (cuda or rocm if each rank
     /// has its own GPU, otherwise host; an error if a driver does not work), host (shared memory),
-    /// cuda, rocm, or rdma (NICs, which connect the ranks of all nodes)
+    /// cuda, rocm, or a network that connects the ranks of all nodes, rdma (NICs) or ucx (such as
+    /// Ethernet)
     #[arg(long, default_value = "auto", value_parser = parse_backend())]
     pub(crate) backend: BackendChoice,
     /// Spawn this number of processes, such as 8; under a launcher, check its number of ranks

@@ -1,8 +1,8 @@
 //! Determines which ranks form a node, and opens the fabrics inside and between nodes.
 //!
-//! A node is a host whose ranks reach other hosts through NICs. Nodes can also be virtual: ranks of
-//! one machine that are treated as if they were on several. The fabric between nodes can be
-//! throttled.
+//! A node is a host whose ranks reach other hosts through a network. Nodes can also be virtual:
+//! ranks of one machine that are treated as if they were on several. The fabric between nodes can
+//! be throttled.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,14 @@ use peerlane::bootstrap::Bootstrap;
 use peerlane::hal::DynFabric;
 use peerlane::open::{Backend, FabricOptions, OpenOptions};
 use peerlane::topology::Topology;
-use peerlane::{Group, GroupOptions, Rank};
+use peerlane::{Group, GroupOptions, Rank, Selection};
 use peerlane_layers::{ThrottleLayer, Wrapped};
 use peerlane_planning::cost::{Link, Links};
 
 use super::node_options::Network;
 use super::options::Options;
 use crate::error::{Failure, Result};
+use crate::nics;
 use crate::ranks::comm::Comm;
 
 /// The fabric that connects the nodes of a run.
@@ -25,7 +26,8 @@ pub(super) enum NetworkFabric {
     /// One fabric reaches all ranks, or there is only one node.
     None,
     Same,
-    Rdma,
+    /// This backend; `None` for the first network that all ranks have.
+    Network(Option<Backend>),
 }
 
 impl NetworkFabric {
@@ -35,7 +37,7 @@ impl NetworkFabric {
     pub(super) fn links(self, throttle: Option<ThrottleLayer>, mut links: Links) -> Links {
         let mut network = match self {
             Self::Same => links.local.clone(),
-            Self::None | Self::Rdma => links.network.clone(),
+            Self::None | Self::Network(_) => links.network.clone(),
         };
         if let Some(ThrottleLayer { bytes_per_second: rate, delay }) = throttle {
             network = Link {
@@ -77,36 +79,33 @@ impl RankTopology {
         let own = Topology::of_nodes(&node_of_rank)?;
         let hosts = own.nodes();
         let topology = given.unwrap_or_else(|| own.clone());
-        if backend != Backend::Rdma {
+        if !backend.is_network() {
             check_nodes(&topology, &own, backend)?;
         }
 
         let network_fabric = network_fabric(options, backend, topology.nodes(), hosts)?;
-        if options.limit && network_fabric == NetworkFabric::Rdma {
+        let is_network = matches!(network_fabric, NetworkFabric::Network(_));
+        if options.limit && is_network {
             let text = "--limit cannot be used here: it measures bare copies over one fabric, but \
-                        these ranks use rdma between nodes";
-            return Err(
-                Failure::usage(text).with_advice("remove the option, or use --backend rdma")
-            );
+                        these ranks use a network between nodes";
+            return Err(Failure::usage(text)
+                .with_advice(format!("remove the option, or use {}", nics::one_of("--backend"))));
         }
 
-        let uses_nics = network_fabric == NetworkFabric::Rdma || backend == Backend::Rdma;
-        if let Some(option) = options.nics.given().filter(|_| !uses_nics) {
-            let text = format!("{option} selects a NIC, but these ranks use no NIC");
-            let advice = "use --backend rdma, or remove the option";
-            return Err(Failure::usage(text).with_advice(advice));
+        match network_fabric {
+            // The library selects the network when the group opens.
+            NetworkFabric::Network(None) => {}
+            NetworkFabric::Network(network) => options.nics.check_fits(network)?,
+            _ => options.nics.check_fits(Some(backend).filter(|backend| backend.is_network()))?,
         }
 
         Ok(Self { topology, network_fabric, hosts, local_rank: own.local_index(me) })
     }
 
-    /// Returns the text that says why RDMA connects the nodes, if `auto` has selected it.
-    pub(super) fn network_note(&self, options: &Options) -> Option<String> {
-        let is_automatic = self.network_fabric == NetworkFabric::Rdma
-            && options.node_options.network == Network::Auto;
-        is_automatic.then(|| {
-            format!("auto selected rdma between nodes: the ranks are on {} hosts", self.hosts)
-        })
+    /// Returns the text that says why a network connects the nodes, if the library has selected it.
+    pub(super) fn network_note(&self, selection: &Selection) -> Option<String> {
+        let is_automatic = self.network_fabric == NetworkFabric::Network(None);
+        is_automatic.then(|| format!("auto selected {}", selection.reasons.join("; ")))
     }
 }
 
@@ -128,12 +127,14 @@ fn check_nodes(nodes: &Topology, hosts: &Topology, backend: Backend) -> Result<(
         else {
             continue;
         };
+
         let (first, backend) = (members[0], backend.name());
         let text = format!(
             "--nodes puts rank {first} and rank {other} on one node, but they run on two hosts, \
              which the backend {backend} cannot connect"
         );
-        return Err(Failure::usage(text).with_advice("remove --nodes, or use --backend rdma"));
+        let advice = format!("remove --nodes, or use {}", nics::one_of("--backend"));
+        return Err(Failure::usage(text).with_advice(advice));
     }
     Ok(())
 }
@@ -145,7 +146,7 @@ fn network_fabric(
     hosts: usize,
 ) -> Result<NetworkFabric> {
     let network = options.node_options.network;
-    if backend == Backend::Rdma {
+    if backend.is_network() {
         // One fabric reaches all ranks, unless the network between nodes is throttled.
         let is_separate =
             nodes > 1 && (network != Network::Auto || options.node_options.is_throttled());
@@ -153,19 +154,24 @@ fn network_fabric(
     }
     match (network, nodes, hosts) {
         (Network::Auto | Network::Same, 1, _) => Ok(NetworkFabric::None),
-        (Network::Rdma, 1, _) => {
-            let text = "--network rdma needs more than one node, but all ranks are on one node";
-            Err(Failure::usage(text).with_advice("add --nodes, or use --backend rdma"))
+        (Network::Backend(network), 1, _) => {
+            let network = network.name();
+            let text = format!(
+                "--network {network} needs more than one node, but all ranks are on one node"
+            );
+            let advice = format!("add --nodes, or use --backend {network}");
+            Err(Failure::usage(text).with_advice(advice))
         }
         (Network::Auto | Network::Same, _, 1) => Ok(NetworkFabric::Same),
-        (Network::Auto | Network::Rdma, ..) => Ok(NetworkFabric::Rdma),
+        (Network::Auto, ..) => Ok(NetworkFabric::Network(None)),
+        (Network::Backend(network), ..) => Ok(NetworkFabric::Network(Some(network))),
         (Network::Same, ..) => {
             let backend = backend.name();
             let text = format!(
                 "--network same cannot be used here: the backend {backend} does not connect the \
                  {hosts} hosts of these ranks"
             );
-            Err(Failure::usage(text).with_advice("use --network rdma"))
+            Err(Failure::usage(text).with_advice(format!("use {}", nics::one_of("--network"))))
         }
     }
 }
@@ -197,9 +203,9 @@ pub(super) fn open(
         open = open.device(ordinal);
     }
     match rank_topology.network_fabric {
-        NetworkFabric::None => {}
+        NetworkFabric::None | NetworkFabric::Network(None) => {}
         NetworkFabric::Same => open = open.network(backend),
-        NetworkFabric::Rdma => open = open.network(Backend::Rdma),
+        NetworkFabric::Network(Some(network)) => open = open.network(network),
     }
 
     // A throttle slows the engines of one tier down, so each fabric has its own.
@@ -207,12 +213,18 @@ pub(super) fn open(
     fabrics.local = throttled(fabrics.local, options.node_options.throttle_inside());
     let layer = options.node_options.throttle();
     fabrics.network = fabrics.network.map(|network| throttled(network, layer));
-    Ok(fabrics.into_group(comm.clone())?)
+    let group = fabrics.into_group(comm.clone())?;
+
+    if rank_topology.network_fabric == NetworkFabric::Network(None) {
+        let network = group.selection().network;
+        options.nics.check_fits(network.and_then(|id| id.name().parse().ok()))?;
+    }
+    Ok(group)
 }
 
 pub(super) fn fabric_options(options: &Options, rank_topology: &RankTopology) -> FabricOptions {
     let mut fabrics = FabricOptions::default();
-    fabrics.rdma = options.nics.options(rank_topology.local_rank, rank_topology.hosts == 1);
+    options.nics.apply(&mut fabrics, rank_topology.local_rank, rank_topology.hosts == 1);
     fabrics.host.bind = options.run.bind.of_threads();
     fabrics.cuda.self_copy = options.self_copy;
     fabrics.rocm.self_copy = fabrics.cuda.self_copy;
@@ -239,32 +251,38 @@ mod tests {
     }
 
     #[test]
-    fn ranks_on_several_hosts_have_rdma_between_them() {
+    fn ranks_on_several_hosts_have_a_network_between_them() {
         let auto = topology_of("", "aabb", Backend::Host).unwrap();
-        assert_eq!((auto.network_fabric, auto.hosts, auto.local_rank), (NetworkFabric::Rdma, 2, 1));
+        let fabric = NetworkFabric::Network(None);
+        assert_eq!((auto.network_fabric, auto.hosts, auto.local_rank), (fabric, 2, 1));
         assert_eq!(auto.topology.notation(), "2x2");
-        let note = auto.network_note(&parse("").unwrap()).unwrap();
-        insta::assert_snapshot!(note, @"auto selected rdma between nodes: the ranks are on 2 hosts");
-        assert_eq!(auto.network_note(&parse("--network rdma").unwrap()), None);
-        let own = topology_of("", "abab", Backend::Rdma).unwrap();
-        assert_eq!((own.network_fabric, own.local_rank), (NetworkFabric::None, 0));
+        assert_eq!(topology_of("--port 1", "aabb", Backend::Host).unwrap(), auto);
         assert_eq!(
             topology_of("", "aaaa", Backend::Host).unwrap().network_fabric,
             NetworkFabric::None
         );
+
+        for network in Backend::NETWORKS {
+            let line = format!("--network {} --device eth0", network.name());
+            let named = topology_of(&line, "aabb", Backend::Host).unwrap();
+            assert_eq!(named.network_fabric, NetworkFabric::Network(Some(network)));
+            let own = topology_of("--device eth0", "abab", network).unwrap();
+            assert_eq!((own.network_fabric, own.local_rank), (NetworkFabric::None, 0));
+        }
     }
 
     #[test]
-    fn virtual_nodes_have_a_second_fabric_unless_rdma_is_requested() {
+    fn virtual_nodes_have_a_second_fabric_unless_a_network_is_requested() {
         let network_fabric =
-            |line| topology_of(line, "aaaa", Backend::Host).unwrap().network_fabric;
-        assert_eq!(network_fabric("--nodes 2"), NetworkFabric::Same);
-        assert_eq!(network_fabric("--nodes 2 --network rdma"), NetworkFabric::Rdma);
-        let throttled = "--nodes 2 --network-bandwidth 1GB/s";
-        assert_eq!(
-            topology_of(throttled, "aaaa", Backend::Rdma).unwrap().network_fabric,
-            NetworkFabric::Same
-        );
+            |line: &str, backend| topology_of(line, "aaaa", backend).unwrap().network_fabric;
+        assert_eq!(network_fabric("--nodes 2", Backend::Host), NetworkFabric::Same);
+        for network in Backend::NETWORKS {
+            let line = format!("--nodes 2 --network {}", network.name());
+            let fabric = NetworkFabric::Network(Some(network));
+            assert_eq!(network_fabric(&line, Backend::Host), fabric);
+            let throttled = "--nodes 2 --network-bandwidth 1GB/s";
+            assert_eq!(network_fabric(throttled, network), NetworkFabric::Same);
+        }
     }
 
     #[test]
@@ -272,23 +290,31 @@ mod tests {
         let refusal = |line, hosts| topology_of(line, hosts, Backend::Host).unwrap_err();
         insta::assert_snapshot!(refusal("--nodes 2", "abab"), @"
         error: --nodes puts rank 0 and rank 1 on one node, but they run on two hosts, which the backend host cannot connect
-         help: remove --nodes, or use --backend rdma
+         help: remove --nodes, or use --backend rdma or --backend ucx
         ");
         insta::assert_snapshot!(refusal("--network same", "aabb"), @"
         error: --network same cannot be used here: the backend host does not connect the 2 hosts of these ranks
-         help: use --network rdma
+         help: use --network rdma or --network ucx
         ");
         insta::assert_snapshot!(refusal("--network rdma", "aaaa"), @"
         error: --network rdma needs more than one node, but all ranks are on one node
          help: add --nodes, or use --backend rdma
         ");
         insta::assert_snapshot!(refusal("--port 1", "aaaa"), @"
-        error: --port selects a NIC, but these ranks use no NIC
+        error: --port selects a network device, but these ranks use no network
+         help: use --backend rdma, or remove the option
+        ");
+        insta::assert_snapshot!(refusal("--device eth0", "aaaa"), @"
+        error: --device selects a network device, but these ranks use no network
+         help: use --backend rdma or --backend ucx, or remove the option
+        ");
+        insta::assert_snapshot!(refusal("--network ucx --queue-pairs 2", "aabb"), @"
+        error: --queue-pairs is an option of rdma, but these ranks use ucx
          help: use --backend rdma, or remove the option
         ");
         insta::assert_snapshot!(refusal("--limit", "aabb"), @"
-        error: --limit cannot be used here: it measures bare copies over one fabric, but these ranks use rdma between nodes
-         help: remove the option, or use --backend rdma
+        error: --limit cannot be used here: it measures bare copies over one fabric, but these ranks use a network between nodes
+         help: remove the option, or use --backend rdma or --backend ucx
         ");
     }
 
@@ -321,7 +347,7 @@ mod tests {
         let throttled = of("--nodes 2 --network-bandwidth 1GB/s --network-delay 20us");
         assert_eq!((throttled.bytes_per_second, throttled.receive_bytes_per_second), (1e9, 1e9));
         let tiers = parse("--nodes 2 --network-bandwidth 1kB/s").unwrap().node_options;
-        let nics = NetworkFabric::Rdma.links(tiers.throttle(), known.clone()).network;
+        let nics = NetworkFabric::Network(None).links(tiers.throttle(), known.clone()).network;
         assert_eq!((nics.bytes_per_second, nics.flag_seconds), (1e3, known.network.flag_seconds));
         assert!((throttled.flag_seconds - known.local.flag_seconds - 20e-6).abs() < 1e-12);
     }

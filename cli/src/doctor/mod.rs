@@ -7,6 +7,7 @@
 //! | `cuda` | GPUs of the CUDA backend |
 //! | `rocm` | GPUs of the ROCm backend |
 //! | `rdma` | NICs of the RDMA backend |
+//! | `ucx` | network devices of the UCX backend |
 //! | `links` | links between GPUs |
 
 use clap::Args;
@@ -21,6 +22,7 @@ mod links;
 mod machine;
 mod rdma;
 mod rocm;
+mod ucx;
 
 /// Show what each backend finds on this machine, what is missing and how to install it
 #[derive(Args, Clone, Debug)]
@@ -41,6 +43,8 @@ struct Findings {
     rocm: Vec<Finding>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     rdma: Vec<Finding>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ucx: Vec<Finding>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -50,28 +54,33 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         cuda: cuda::inspect(),
         rocm: rocm::inspect(),
         rdma: rdma::inspect(),
+        ucx: ucx::inspect(),
     };
     print(&if options.json { pretty_json(&findings)? } else { findings.text() })
 }
 
 impl Findings {
     fn text(&self) -> String {
-        let sections = [&self.machine, &self.backends, &self.cuda, &self.rocm, &self.rdma];
-        let all = || sections.into_iter().flatten();
+        let vendors =
+            [("cuda", &self.cuda), ("rocm", &self.rocm), ("rdma", &self.rdma), ("ucx", &self.ucx)];
+        let sections = [&self.machine, &self.backends];
+        let all = || sections.into_iter().chain(vendors.map(|(_, section)| section)).flatten();
         let width = all().map(|finding| finding.topic.len()).max().unwrap_or(0);
         let section = |name: &str, findings: &[Finding]| {
             let lines: String = findings.iter().map(|finding| finding.text(width)).collect();
             format!("{name}\n{lines}")
         };
+
         let ready = self.backends.iter().filter(|finding| finding.state == State::Ok);
         let ready: Vec<_> = ready.map(|finding| finding.topic).collect();
         let verdict = match ready.as_slice() {
             [] => "no backend is ready".to_owned(),
             names => format!("ready: {}", names.join(", ")),
         };
+
         let machine = section("machine", &self.machine);
         let backends = section("backends", &self.backends);
-        let vendors: String = [("cuda", &self.cuda), ("rocm", &self.rocm), ("rdma", &self.rdma)]
+        let vendors: String = vendors
             .into_iter()
             .filter(|(_, findings)| !findings.is_empty())
             .map(|(name, findings)| section(name, findings) + "\n")
@@ -149,7 +158,12 @@ fn backends() -> Vec<Finding> {
     macro_rules! finding {
         ($backend:ident, $advice:literal) => {{
             let devices = peerlane::$backend::discover();
-            let names = devices.map(|devices| devices.into_iter().map(|it| it.name).collect());
+            let names = devices.map(|devices| {
+                let mut names: Vec<_> = devices.into_iter().map(|it| it.name).collect();
+                // UCX lists a device once for each of its transports.
+                names.dedup();
+                names
+            });
             backend(stringify!($backend), names, $advice)
         }};
     }
@@ -162,7 +176,11 @@ fn backends() -> Vec<Finding> {
             "install the package libibverbs1 or rdma-core, which contains libibverbs.so.1; a NIC is \
              needed as well"
         ),
-        finding!(ucx, "install the package libucx0 or ucx, which contains libucp.so.0"),
+        finding!(
+            ucx,
+            "install the package libucx0 (Debian, Ubuntu) or ucx (Fedora, RHEL), which contains \
+             libucp.so.0"
+        ),
     ]
 }
 
@@ -196,6 +214,7 @@ mod tests {
             cuda: vec![],
             rocm: vec![],
             rdma: vec![],
+            ucx: vec![],
         };
         insta::assert_snapshot!(findings.text(), @"
         machine

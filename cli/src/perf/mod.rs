@@ -4,9 +4,10 @@ use peerlane::Deadline;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::bootstrap::environment::Environment;
 use peerlane::bootstrap::tcp::TcpBootstrap;
-use peerlane::open::{Backend, FabricOptions};
+use peerlane::open::FabricOptions;
 
 use crate::error::{Failure, Result};
+use crate::nics;
 use crate::ranks::affinity::{self, Bind};
 use crate::ranks::comm::Comm;
 use crate::ranks::{self, LaunchedBy, write_to_parent};
@@ -17,7 +18,7 @@ mod pair;
 mod report;
 
 pub(crate) use options::Options;
-use options::{PerfBackend, PerfTest};
+use options::PerfTest;
 use pair::Pair;
 use report::{PerfRow, Printer};
 
@@ -85,26 +86,22 @@ fn measure_joined(
     // A rank that is only the target of puts and gets does not have to react quickly.
     let has_waiting_peer = rank.0 == 0 || options.signal;
     let spin = options.spin.filter(|_| has_waiting_peer).map(|spin| spin.0);
+    let backend = options.backend;
+    if !backend.is_network() {
+        let hosts = comm.share("host", &comm.host().to_owned())?;
+        if hosts[0] != hosts[1] {
+            let text =
+                "the two ranks run on different hosts, which the backend host cannot connect";
+            let advice = format!("use {}", nics::one_of("--backend"));
+            return Err(Failure::failed(text).with_advice(advice));
+        }
+    }
+
     let mut fabrics = FabricOptions::default();
-    let backend = match options.backend {
-        PerfBackend::Host => {
-            let hosts = comm.share("host", &comm.host().to_owned())?;
-            if hosts[0] != hosts[1] {
-                let text =
-                    "the two ranks run on different hosts, which the backend host cannot connect";
-                return Err(Failure::failed(text).with_advice("use --backend rdma"));
-            }
-            fabrics.host.spin = spin;
-            fabrics.host.bind = options.run.bind.of_threads();
-            Backend::Host
-        }
-        PerfBackend::Rdma => {
-            let local_rank = environment.local_rank.unwrap_or(0) as usize;
-            fabrics.rdma = options.nics.options(local_rank, single_host);
-            fabrics.rdma.spin = spin;
-            Backend::Rdma
-        }
-    };
+    let local_rank = environment.local_rank.unwrap_or(0) as usize;
+    options.nics.apply(&mut fabrics, local_rank, single_host);
+    fabrics.host.bind = options.run.bind.of_threads();
+    (fabrics.host.spin, fabrics.rdma.spin, fabrics.ucx.spin) = (spin, spin, spin);
     let mut pair = Pair::open(options, comm, fabrics.open(backend, rank, ranks)?, seed)?;
     for (work, sizes) in options.plan() {
         for bytes in sizes {

@@ -1,11 +1,13 @@
 //! Defines the command line of `peerlane perf`.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::TypedValueParser;
+use peerlane::open::Backend;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::nics::NicOptions;
-use crate::options::RunOptions;
+use crate::options::{RunOptions, one_of};
 use crate::ranks::comm::{Settings, given};
 use crate::units::{Delay, Size};
 
@@ -18,8 +20,8 @@ use crate::units::{Delay, Size};
 ///
 /// The measurements correspond to those of perftest: compare with ib_write_bw, ib_read_bw and
 /// ib_write_lat at the same sizes, iterations, window (--tx-depth there) and number of engines
-/// (--qp there); each engine has its own queue pair and is that of a channel. With --queue-pairs, the
-/// messages of one engine are split over several queue pairs, which perftest does not do.
+/// (--qp there); each engine has its own queue pair and is that of a channel. With --queue-pairs,
+/// the messages of one engine are split over several queue pairs, which perftest does not do.
 ///
 /// --put and --get: rank 0 moves messages in one direction, from one buffer per engine to one
 /// buffer per engine, with at most one window of messages in flight on each engine. The time is
@@ -42,9 +44,10 @@ pub(crate) struct Options {
     /// Measure the one-way latency of a put followed by a signal
     #[arg(long, group = "work")]
     pub(crate) signal: bool,
-    /// Select the backend that moves the bytes, either host (shared memory) or rdma (NICs)
-    #[arg(long, value_enum, default_value_t = PerfBackend::Host)]
-    pub(crate) backend: PerfBackend,
+    /// Select the backend that moves the bytes, either host (shared memory), rdma (NICs) or ucx
+    /// (networks such as Ethernet)
+    #[arg(long, default_value = "host", value_parser = parse_backend())]
+    pub(crate) backend: Backend,
     #[command(flatten)]
     pub(crate) nics: NicOptions,
     /// Set the message sizes in bytes, such as 8,64K,1M [default: 64K,1M for puts and gets, 8 for
@@ -76,10 +79,8 @@ pub(crate) struct Options {
     pub(crate) run: RunOptions,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PerfBackend {
-    Host,
-    Rdma,
+fn parse_backend() -> impl TypedValueParser<Value = Backend> {
+    one_of([Backend::Host].into_iter().chain(Backend::NETWORKS), |backend| backend.name())
 }
 
 /// The op that a measurement repeats.
@@ -102,18 +103,12 @@ impl PerfTest {
 }
 
 impl Options {
-    /// Checks that this machine has the requested NICs, or that no NIC option is given without
-    /// NICs.
+    /// Checks that this machine has the requested network devices, or that none is requested
+    /// without a network.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.backend == PerfBackend::Rdma {
-            return self.nics.check();
-        }
-        match self.nics.given() {
-            None => Ok(()),
-            Some(option) => {
-                Err(Failure::usage(format!("{option} selects a NIC, but the backend is host"))
-                    .with_advice("use --backend rdma, or remove the option"))
-            }
+        match self.backend.is_network() {
+            true => self.nics.check(self.backend),
+            false => self.nics.check_fits(None),
         }
     }
 
@@ -135,7 +130,7 @@ impl Options {
         let bytes: Vec<_> = self.bytes.iter().map(|size| size.0.to_string()).collect();
         let as_written = [
             ("--put, --get, --signal", works.join(", ")),
-            ("--backend", format!("{:?}", self.backend).to_lowercase()),
+            ("--backend", self.backend.name().to_owned()),
             ("--bytes", given((!bytes.is_empty()).then(|| bytes.join(",")))),
             ("--iterations", self.iterations.to_string()),
             ("--warmup", self.warmup.to_string()),
@@ -186,10 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn a_test_is_required_and_nic_options_need_rdma() {
+    fn a_test_is_required_and_network_devices_need_a_network() {
         assert!(parse("").unwrap_err().contains("<--put|--get|--signal>"));
         insta::assert_snapshot!(parse("--put --port 1").unwrap().check().unwrap_err(), @"
-        error: --port selects a NIC, but the backend is host
+        error: --port selects a network device, but these ranks use no network
+         help: use --backend rdma, or remove the option
+        ");
+        let other = parse("--put --backend ucx --queue-pairs 2").unwrap();
+        insta::assert_snapshot!(other.check().unwrap_err(), @"
+        error: --queue-pairs is an option of rdma, but these ranks use ucx
          help: use --backend rdma, or remove the option
         ");
     }
