@@ -35,7 +35,7 @@ impl NicOptions {
     /// Checks that `network` has these options, and that this machine has the devices that they
     /// name.
     pub(crate) fn check(&self, network: Backend) -> Result<()> {
-        self.check_fits(Some(network))?;
+        self.check_fits(Some(network.name()))?;
         let devices = Survey::of_network(network).map_err(|reason| {
             Failure::failed(reason).with_advice(match network {
                 Backend::Rdma => {
@@ -60,8 +60,9 @@ impl NicOptions {
         }
     }
 
-    /// Rejects options that the network of the ranks does not have; `None` if they use no network.
-    pub(crate) fn check_fits(&self, network: Option<Backend>) -> Result<()> {
+    /// Rejects options that the network of the ranks does not have, given by its name; `None` if
+    /// they use no network.
+    pub(crate) fn check_fits(&self, network: Option<&str>) -> Result<()> {
         let of_rdma = first_given([
             ("--port", self.port.is_some()),
             ("--gid-index", self.gid_index.is_some()),
@@ -70,9 +71,8 @@ impl NicOptions {
         let of_any = first_given([("--device", !self.device.is_empty())]);
 
         let (text, backends) = match (network, of_any, of_rdma) {
-            (Some(Backend::Rdma), ..) | (Some(_), _, None) | (None, None, None) => return Ok(()),
+            (Some("rdma"), ..) | (Some(_), _, None) | (None, None, None) => return Ok(()),
             (Some(network), _, Some(option)) => {
-                let network = network.name();
                 let text = format!("{option} is an option of rdma, but these ranks use {network}");
                 (text, "--backend rdma".to_owned())
             }

@@ -95,8 +95,11 @@ impl RankTopology {
         match network_fabric {
             // The library selects the network when the group opens.
             NetworkFabric::Network(None) => {}
-            NetworkFabric::Network(network) => options.nics.check_fits(network)?,
-            _ => options.nics.check_fits(Some(backend).filter(|backend| backend.is_network()))?,
+            NetworkFabric::Network(Some(network)) => {
+                options.nics.check_fits(Some(network.name()))?
+            }
+            _ if backend.is_network() => options.nics.check_fits(Some(backend.name()))?,
+            _ => options.nics.check_fits(None)?,
         }
 
         Ok(Self { topology, network_fabric, hosts, local_rank: own.local_index(me) })
@@ -217,7 +220,7 @@ pub(super) fn open(
 
     if rank_topology.network_fabric == NetworkFabric::Network(None) {
         let network = group.selection().network;
-        options.nics.check_fits(network.and_then(|id| id.name().parse().ok()))?;
+        options.nics.check_fits(network.map(|id| id.to_string()).as_deref())?;
     }
     Ok(group)
 }
