@@ -16,8 +16,11 @@ pub(crate) struct Options {
     #[arg(required_unless_present = "check")]
     name: Option<String>,
     /// Generate backends below target/, and test them.
-    #[arg(long, conflicts_with_all = ["name", "outside"])]
+    #[arg(long, conflicts_with_all = ["name", "outside", "network"])]
     check: bool,
+    /// Register the backend as a network between machines too.
+    #[arg(long, conflicts_with = "outside")]
+    network: bool,
     /// Generate a package of its own in this folder, and change nothing here.
     #[arg(long, value_name = "FOLDER")]
     outside: Option<PathBuf>,
@@ -25,9 +28,9 @@ pub(crate) struct Options {
 
 const TEMPLATE: &str = "tests/loopback";
 /// Names that backends and the template have.
-const TAKEN: [&str; 11] = [
-    "host", "cuda", "rocm", "rdma", "staged", "loopback", "ring", "auto", "default", "half",
-    "cudarc",
+const TAKEN: [&str; 13] = [
+    "host", "cuda", "rocm", "rdma", "ucx", "staged", "loopback", "ring", "auto", "same", "default",
+    "half", "cudarc",
 ];
 const KEYWORDS: [&str; 40] = [
     "as", "async", "await", "box", "break", "const", "continue", "crate", "do", "dyn", "else",
@@ -51,12 +54,12 @@ const FILES: [&str; 10] = [
 
 pub(crate) fn run(options: &Options) -> Outcome {
     match &options.name {
-        Some(name) => generate(name, options.outside.as_deref()),
+        Some(name) => generate(name, options.outside.as_deref(), options.network),
         None => check(),
     }
 }
 
-fn generate(name: &str, outside: Option<&Path>) -> Outcome {
+fn generate(name: &str, outside: Option<&Path>, network: bool) -> Outcome {
     check_name(name)?;
     let root = workspace::members()?.workspace_root.into_std_path_buf();
     let folder = match outside {
@@ -84,7 +87,7 @@ fn generate(name: &str, outside: Option<&Path>) -> Outcome {
     let sources = FILES.iter().filter(|file| file.ends_with(".rs")).map(|file| folder.join(file));
     process::run(Command::new("rustfmt").args(["--edition", "2024"]).args(sources))?;
     if outside.is_none() {
-        register(&root, name)?;
+        register(&root, name, network)?;
     }
     println!("generated {}", folder.display());
     println!(
@@ -116,7 +119,7 @@ pub(crate) fn check() -> Outcome {
         process::run(command.env("CARGO_PROFILE_DEV_DEBUG", "false").current_dir(folder))
     };
 
-    generate("example", Some(&folder))?;
+    generate("example", Some(&folder), false)?;
     let outside = folder.join("peerlane-example");
     // The versions of this workspace, in its target folder, so that no dependency is compiled
     // again.
@@ -134,7 +137,8 @@ pub(crate) fn check() -> Outcome {
     let mut clone = Command::new("git");
     clone.args(["clone", "--quiet"]).arg(root).arg(&copy);
     process::run(&mut clone)?;
-    in_copy(xtask(&["new-backend", "example"])?)?;
+    // A network is in all lists.
+    in_copy(xtask(&["new-backend", "example", "--network"])?)?;
     let mut add = Command::new("git");
     add.args(["add", "--all"]);
     in_copy(add)?;
@@ -220,18 +224,20 @@ fn manifest_outside(text: &str, root: &Path) -> Outcome<String> {
 }
 
 /// Adds the crate to the lists of the workspace, to the crate `peerlane` and to the program.
-fn register(root: &Path, name: &str) -> Outcome {
-    for (file, before, added) in entries(name) {
+fn register(root: &Path, name: &str, network: bool) -> Outcome {
+    let of_network = if network { network_entries(name) } else { Vec::new() };
+    for (file, before, added) in entries(name).into_iter().chain(of_network) {
         let path = root.join(file);
         let text = std::fs::read_to_string(&path)?;
         let at = text.find(before).ok_or_else(|| format!("{file} has no {before:?}"))?;
         std::fs::write(path, format!("{}{added}{}", &text[..at], &text[at..]))?;
     }
 
-    for (file, list) in COUNTED {
+    let counted = if network { &COUNTED[..] } else { &COUNTED[..1] };
+    for (file, list) in counted {
         let path = root.join(file);
         let text = std::fs::read_to_string(&path)?;
-        let counted = text.split_once(list).and_then(|(head, rest)| {
+        let counted = text.split_once(*list).and_then(|(head, rest)| {
             let (count, rest) = rest.split_once(']')?;
             Some((head, count.parse::<usize>().ok()?, rest))
         });
@@ -243,15 +249,53 @@ fn register(root: &Path, name: &str) -> Outcome {
     process::run(cargo(["fmt", "--package", "peerlane"]).current_dir(root))
 }
 
-/// The lists whose types contain their lengths.
-const COUNTED: [(&str, &str); 1] = [("src/open/survey.rs", "ALL: [Self; ")];
+/// The lists whose types contain their lengths: that of all backends, and that of networks.
+const COUNTED: [(&str, &str); 2] =
+    [("src/open/survey.rs", "ALL: [Self; "), ("src/open/survey.rs", "NETWORKS: [Self; ")];
 
-/// Returns the files that list backends, each with a text in it and what is added before that text.
-fn entries(name: &str) -> Vec<(&'static str, &'static str, String)> {
-    let dependencies = "\"peerlane-hal\", \"peerlane-toolkit\", \"peerlane-conformance\", \"peerlane-collectives\", \"peerlane-host\"";
+/// A file that lists backends, with a text in it and what is added before that text.
+type Entry = (&'static str, &'static str, String);
+
+/// Returns the name of the variant of `Backend`.
+fn variant(name: &str) -> String {
     let words = name.split('_').filter(|word| !word.is_empty());
-    let variant: String =
-        words.map(|word| format!("{}{}", word[..1].to_uppercase(), &word[1..])).collect();
+    words.map(|word| format!("{}{}", word[..1].to_uppercase(), &word[1..])).collect()
+}
+
+/// Returns what is added to the lists of networks.
+fn network_entries(name: &str) -> Vec<Entry> {
+    let variant = variant(name);
+    let survey = |before, added| ("src/open/survey.rs", before, added);
+
+    vec![
+        survey("];\n\n    /// Returns whether the backend connects", format!(", Self::{variant}")),
+        survey(
+            "}\n\nimpl Survey {",
+            format!(
+                "    /// The devices of {name} on this machine, or the reason why there are none.\n    pub {name}: Result<Vec<Device>, String>,\n"
+            ),
+        ),
+        survey(
+            "            rdma: Self::of_network(",
+            format!("            {name}: Self::of_network(Backend::{variant}),\n"),
+        ),
+        survey(
+            "            Backend::Rdma => Some(&self.rdma)",
+            format!("            Backend::{variant} => Some(&self.{name}),\n"),
+        ),
+        survey(
+            "        #[cfg(feature = \"rdma\")]\n        Backend::Rdma =>",
+            format!(
+                "        #[cfg(feature = \"{name}\")]\n        Backend::{variant} => network_devices(backend, peerlane_{name}::discover(), |device| device.name, \"the library of the vendor\"),\n"
+            ),
+        ),
+    ]
+}
+
+/// Returns what is added to the lists of backends.
+fn entries(name: &str) -> Vec<Entry> {
+    let dependencies = "\"peerlane-hal\", \"peerlane-toolkit\", \"peerlane-conformance\", \"peerlane-collectives\", \"peerlane-host\"";
+    let variant = variant(name);
     let crate_name = format!("peerlane_{name}");
 
     vec![
@@ -294,7 +338,11 @@ fn entries(name: &str) -> Vec<(&'static str, &'static str, String)> {
             "    /// The backend for RDMA NICs",
             format!("    /// The backend for {name}.\n    {variant},\n"),
         ),
-        ("src/open/survey.rs", "Self::Rdma];", format!("Self::{variant}, ")),
+        (
+            "src/open/survey.rs",
+            "Self::Rdma, Self::Ucx];\n\n    /// The backends that connect",
+            format!("Self::{variant}, "),
+        ),
         (
             "src/open/survey.rs",
             "            Self::Rdma => \"rdma\"",
@@ -318,7 +366,7 @@ fn entries(name: &str) -> Vec<(&'static str, &'static str, String)> {
             "        finding!(\n            rdma,",
             format!("        finding!({name}, \"install the library of the vendor\"),\n"),
         ),
-        ("cli/src/doctor/mod.rs", "\"rdma\"]);", format!("\"{name}\", ")),
+        ("cli/src/doctor/mod.rs", "\"rdma\", \"ucx\"]);", format!("\"{name}\", ")),
     ]
 }
 
@@ -355,7 +403,7 @@ mod tests {
     #[test]
     fn the_lists_of_the_workspace_have_the_text_before_which_a_line_is_added() {
         let root = workspace::members().unwrap().workspace_root.into_std_path_buf();
-        for (file, before, _) in entries("tpu") {
+        for (file, before, _) in entries("tpu").into_iter().chain(network_entries("tpu")) {
             let text = std::fs::read_to_string(root.join(file)).unwrap();
             assert_eq!(text.matches(before).count(), 1, "{file} {before}");
         }
