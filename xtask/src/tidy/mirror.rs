@@ -4,9 +4,11 @@ use super::{Finding, Tree};
 
 /// The folder of the reference backend, which has no `sys` because it makes no raw calls.
 const HOST: &str = "hal/host/src";
-const VENDORS: [&str; 3] = ["backend-cuda/src", "backend-rocm/src", "backend-rdma/src"];
+const VENDORS: [&str; 4] =
+    ["backend-cuda/src", "backend-rocm/src", "backend-rdma/src", "backend-ucx/src"];
 
-/// The files of a backend in reading order, and the types that each declares. rustfmt sorts their modules.
+/// The files of a backend in reading order, and the types that each declares. rustfmt sorts their
+/// modules.
 const FILES: [(&str, &[&str]); 7] = [
     ("sys", &[]),
     ("error", &["Error"]),
@@ -34,6 +36,7 @@ fn check_backend(tree: &Tree, folder: &str, files: &[(&str, &[&str])]) -> Vec<Fi
             findings.push(Finding::new(&path, 1, "the file is missing", mend));
             continue;
         };
+
         let absent =
             types.iter().filter(|name| !file.text.lines().any(|line| declares(line, name)));
         findings.extend(absent.map(|name| {
