@@ -23,7 +23,7 @@ mod survey;
 
 use expected_ranks::{NO_LAUNCHER, check_connected_ranks, check_launched_ranks};
 pub use fabrics::{FabricOptions, Fabrics};
-use networks::select_network;
+use networks::{needed_networks, select_network};
 use rank_devices::RankDevices;
 pub use survey::{Backend, Device, NoGpus, Survey};
 use survey::{GpuCount, choose, gpus_text};
@@ -213,7 +213,8 @@ impl OpenOptions {
         check_connected_ranks(self.ranks, bootstrap.ranks())?;
         let start = self.start_deadline();
         let survey = Survey::for_request(self.backend);
-        let own = RankDevices::from_survey(&survey, self.backend, bootstrap.host());
+        let requested = (self.backend, self.network);
+        let own = RankDevices::from_survey(&survey, requested, bootstrap.host());
         let all = bootstrap.exchange("backends", &own.encode(), start)?;
         let decode = |(index, bytes): (usize, &Vec<u8>)| {
             RankDevices::decode(bytes).map_err(|error| {
@@ -222,7 +223,8 @@ impl OpenOptions {
                 Error::new(ErrorKind::Mismatch, text).with_peer(peer)
             })
         };
-        let all = all.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
+        let mut all = all.iter().enumerate().map(decode).collect::<Result<Vec<_>, _>>()?;
+        exchange_networks(bootstrap, &mut all, start)?;
         let (me, ranks) = (bootstrap.rank(), all.len());
         let (mut choice, topology) = select(&self, &survey, &all, me)?;
         choice.reasons.extend(self.reasons);
@@ -251,6 +253,32 @@ impl OpenOptions {
         let group = group.selected(choice.device, choice.reasons);
         Ok(Fabrics { network, local, group })
     }
+}
+
+/// Exchanges which ranks have the networks that they may need, up to the first that all have.
+fn exchange_networks(
+    bootstrap: &impl Bootstrap,
+    all: &mut [RankDevices],
+    start: Deadline,
+) -> Result<(), Error> {
+    for network in needed_networks(all, machines(all)?.nodes()) {
+        let reason = Survey::of_network(network).err().unwrap_or_default();
+        let reasons = bootstrap.exchange(network.name(), reason.as_bytes(), start)?;
+        for (found, reason) in all.iter_mut().zip(&reasons) {
+            found.set_network(network, reason);
+        }
+        // If a rank has asked for several networks, each of them is needed.
+        let is_asked_for = |found: &RankDevices| {
+            [found.requested, found.requested_network]
+                .into_iter()
+                .flatten()
+                .any(Backend::is_network)
+        };
+        if reasons.iter().all(Vec::is_empty) && !all.iter().any(is_asked_for) {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Chooses the backends, the GPU and the topology of one rank, so that ranks of one machine get the
@@ -443,9 +471,14 @@ mod tests {
     fn what_a_rank_has_found_survives_encoding() {
         for requested in [None, Some(Backend::Rocm)] {
             for cuda in [Ok(names(0..8)), absent(), broken()] {
-                let found = RankDevices { requested, cuda, ..found("node7", 0, &[Backend::Rdma]) };
+                let found = found("node7", 0, &[Backend::Rdma]);
+                let requested_network = requested.map(|_| Backend::Ucx);
+                let found = RankDevices { requested, requested_network, cuda, ..found };
                 let bytes = found.encode();
-                assert_eq!(RankDevices::decode(&bytes).unwrap(), found);
+                let mut decoded = RankDevices::decode(&bytes).unwrap();
+                decoded.set_network(Backend::Rdma, b"");
+                decoded.set_network(Backend::Ucx, b"ucx is missing; install ucx");
+                assert_eq!(decoded, found);
                 for end in 0..bytes.len() - found.host.len() {
                     assert!(RankDevices::decode(&bytes[..end]).is_err(), "{end} bytes");
                 }

@@ -61,6 +61,19 @@ pub(super) fn select_network(
     }
 }
 
+/// Returns the networks that the ranks may need, the preferred one first. Every rank returns the
+/// same ones.
+pub(super) fn needed_networks(all: &[RankDevices], machines: usize) -> Vec<Backend> {
+    let requested = |found: &RankDevices| [found.requested, found.requested_network];
+    let requested: Vec<_> =
+        all.iter().flat_map(requested).flatten().filter(|backend| backend.is_network()).collect();
+    let is_needed = |network: &Backend| match requested.is_empty() {
+        true => machines > 1,
+        false => requested.contains(network),
+    };
+    Backend::NETWORKS.into_iter().filter(is_needed).collect()
+}
+
 /// Chooses the first network that every rank can use. Returns it with the reasons.
 fn choose_network(all: &[RankDevices], machines: usize) -> Result<(Backend, Vec<String>), Error> {
     let (mut lacks, mut first) = (Vec::new(), None);
@@ -96,6 +109,21 @@ fn first_without(all: &[RankDevices], backend: Backend) -> Option<(Rank, String)
 mod tests {
     use super::super::rank_devices::found;
     use super::*;
+
+    #[test]
+    fn only_networks_that_may_be_needed_are_looked_for() {
+        let needed = |requested: [Option<Backend>; 2], machines| {
+            let first = found("a", 0, &[]);
+            let [requested, requested_network] = requested;
+            let second = RankDevices { requested, requested_network, ..first.clone() };
+            needed_networks(&[first, second], machines)
+        };
+        assert_eq!(needed([None, None], 1), []);
+        assert_eq!(needed([Some(Backend::Host), None], 1), []);
+        assert_eq!(needed([None, None], 2), Backend::NETWORKS);
+        assert_eq!(needed([None, Some(Backend::Ucx)], 2), [Backend::Ucx]);
+        assert_eq!(needed([Some(Backend::Ucx), None], 1), [Backend::Ucx]);
+    }
 
     #[test]
     fn the_network_fits_nodes_and_machines() {

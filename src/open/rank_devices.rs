@@ -12,25 +12,30 @@ pub(super) struct RankDevices {
     /// The PCI addresses of the GPUs that the rank sees.
     pub(super) cuda: Result<Vec<String>, NoGpus>,
     pub(super) rocm: Result<Vec<String>, NoGpus>,
-    /// The number of the rank's devices of each network, or the reason why it has none, in the
-    /// order of [`Backend::NETWORKS`].
-    pub(super) networks: [Result<u32, String>; Backend::NETWORKS.len()],
+    /// The reasons why the rank has no device of a network, in the order of
+    /// [`Backend::NETWORKS`]; `None` for a network that it has.
+    ///
+    /// Ranks exchange them only for networks that they may need, because a library of a network
+    /// that nobody needs is not loaded.
+    pub(super) lacks: [Option<String>; Backend::NETWORKS.len()],
     pub(super) requested: Option<Backend>,
+    pub(super) requested_network: Option<Backend>,
     pub(super) host: String,
 }
 
 impl RankDevices {
-    pub(super) fn from_survey(survey: &Survey, requested: Option<Backend>, host: &str) -> Self {
+    pub(super) fn from_survey(
+        survey: &Survey,
+        (requested, requested_network): (Option<Backend>, Option<Backend>),
+        host: &str,
+    ) -> Self {
         let names = |devices: &Result<Vec<Device>, NoGpus>| match devices {
             Ok(devices) => Ok(devices.iter().map(|device| device.name.clone()).collect()),
             Err(reason) => Err(reason.clone()),
         };
-        let networks = Backend::NETWORKS.map(|network| {
-            let devices = survey.network(network).expect("a survey has every network");
-            devices.as_ref().map(|devices| Rank::at(devices.len()).0).map_err(String::clone)
-        });
         let (cuda, rocm) = (names(&survey.cuda), names(&survey.rocm));
-        Self { cuda, rocm, networks, requested, host: host.to_owned() }
+        let (lacks, host) = (unknown_networks(), host.to_owned());
+        Self { cuda, rocm, lacks, requested, requested_network, host }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -49,13 +54,9 @@ impl RankDevices {
             };
         }
 
-        for devices in &self.networks {
-            writer = match devices {
-                Ok(count) => writer.u32(0).u32(*count),
-                Err(reason) => text(writer.u32(1), reason),
-            };
+        for requested in [self.requested, self.requested_network] {
+            writer = text(writer, requested.map_or("", Backend::name));
         }
-        let writer = text(writer, self.requested.map_or("", Backend::name));
         writer.bytes(self.host.as_bytes()).finish()
     }
 
@@ -82,22 +83,14 @@ impl RankDevices {
         };
 
         let (cuda, rocm) = (gpus(&mut reader, "cuda")?, gpus(&mut reader, "rocm")?);
-        let mut networks = Backend::NETWORKS.map(|_| Ok(0));
-        for (devices, network) in networks.iter_mut().zip(Backend::NETWORKS) {
-            let field = network.name();
-            *devices = match reader.u32(field).map_err(truncated)? {
-                0 => Ok(reader.u32(field).map_err(truncated)?),
-                1 => Err(text(&mut reader, field)?),
-                tag => return Err(wrong_tag(field, tag, "0 or 1")),
-            };
-        }
-
-        let requested = match text(&mut reader, "backend")?.as_str() {
-            "" => None,
-            name => Some(name.parse()?),
+        let mut requested = |field| match text(&mut reader, field)?.as_str() {
+            "" => Ok::<_, Error>(None),
+            name => Ok(Some(name.parse()?)),
         };
+        let (requested, requested_network) = (requested("backend")?, requested("network")?);
         let host = String::from_utf8_lossy(reader.rest()).into_owned();
-        Ok(Self { cuda, rocm, networks, requested, host })
+        let lacks = unknown_networks();
+        Ok(Self { cuda, rocm, lacks, requested, requested_network, host })
     }
 
     /// Returns the GPUs of a GPU backend; `None` for other backends.
@@ -116,8 +109,21 @@ impl RankDevices {
             return gpus.as_ref().err().map(NoGpus::to_string);
         }
         let index = Backend::NETWORKS.iter().position(|network| *network == backend)?;
-        self.networks[index].clone().err()
+        self.lacks[index].clone()
     }
+
+    /// Takes what the rank has sent of a network: the reason why it has no device, or nothing.
+    pub(super) fn set_network(&mut self, network: Backend, reason: &[u8]) {
+        let lacks = Backend::NETWORKS.iter().zip(&mut self.lacks);
+        for (_, lack) in lacks.filter(|(other, _)| **other == network) {
+            *lack = Some(String::from_utf8_lossy(reason).into_owned());
+            lack.take_if(|reason| reason.is_empty());
+        }
+    }
+}
+
+fn unknown_networks() -> [Option<String>; Backend::NETWORKS.len()] {
+    Backend::NETWORKS.map(|_| Some("it was not looked for".to_owned()))
 }
 
 fn wrong_tag(field: &str, tag: u32, expected: &str) -> Error {
@@ -131,7 +137,8 @@ pub(super) fn found(host: &str, cuda: usize, networks: &[Backend]) -> RankDevice
     let cuda = Ok((0..cuda).map(|number| format!("gpu{number}")).collect());
     let rocm = Err(NoGpus::Absent("the library is missing".to_owned()));
     let lacks = |network| format!("{network} is missing; install {network}");
-    let networks = Backend::NETWORKS
-        .map(|network| if networks.contains(&network) { Ok(1) } else { Err(lacks(network)) });
-    RankDevices { cuda, rocm, networks, requested: None, host: host.to_owned() }
+    let lacks = Backend::NETWORKS
+        .map(|network| Some(lacks(network)).filter(|_| !networks.contains(&network)));
+    let (requested, requested_network) = (None, None);
+    RankDevices { cuda, rocm, lacks, requested, requested_network, host: host.to_owned() }
 }

@@ -140,12 +140,17 @@ pub struct Survey {
     pub ucx: Result<Vec<Device>, String>,
 }
 
+/// The reason in a survey of what was left out.
+const NOT_LOOKED_FOR: &str = "it was not looked for";
+
 impl Survey {
     /// Loads the libraries of all vendors, and lists the devices of this machine that they report.
     pub fn of_machine() -> Self {
-        Self::for_request(None)
+        let (rdma, ucx) = (Self::of_network(Backend::Rdma), Self::of_network(Backend::Ucx));
+        Self { rdma, ucx, ..Self::for_request(None) }
     }
 
+    /// Lists the GPUs that a rank may use, and no networks.
     pub(super) fn for_request(requested: Option<Backend>) -> Self {
         let gpus = |backend| match requested {
             Some(other) if other != backend => {
@@ -157,8 +162,8 @@ impl Survey {
         Self {
             cuda: gpus(Backend::Cuda),
             rocm: gpus(Backend::Rocm),
-            rdma: Self::of_network(Backend::Rdma),
-            ucx: Self::of_network(Backend::Ucx),
+            rdma: Err(NOT_LOOKED_FOR.to_owned()),
+            ucx: Err(NOT_LOOKED_FOR.to_owned()),
         }
     }
 
