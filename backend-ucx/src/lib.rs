@@ -25,7 +25,7 @@
 //! | `Op::Signal` | part of the last message of a put of the same slice, otherwise a message without bytes; the receiver stores the flag when all bytes before it are in place |
 //! | an op on memory of this rank | a copy by the processor; a flag is stored after all earlier completions |
 //! | `Op::Wait` | not queued: the executor polls the flag |
-//! | a complete ticket | every message has left this process (`ucp_ep_flush_nbx`) |
+//! | a complete ticket | UCX has taken all bytes; a flush would cost a round trip over TCP |
 //! | `completed` | `ucp_worker_progress`, and the next messages |
 //! | `park` | sleeps on the descriptor of the worker; the waker, and a flag stored by another thread of the rank, write to an event descriptor |
 //! | `release` | drops what was not sent, waits for the rest, and closes the endpoint of a peer that takes none of it for two seconds |

@@ -30,9 +30,6 @@ pub(super) struct PeerQueue {
     first: u64,
     /// The number of the first op of which something was not sent.
     unsent: u64,
-    /// The number of the first op that may not have left this process.
-    unflushed: u64,
-    is_flushing: bool,
     /// The number of messages whose sends go on, and of gets without their bytes.
     sending: usize,
     getting: usize,
@@ -60,18 +57,16 @@ enum State {
     Complete,
 }
 
-/// What a request is for, with the number of the op; 2 bits of a tag.
+/// What a request is for, which is a bit of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestKind {
     Send,
     Get,
-    /// A flush of all ops before this number.
-    Flush,
 }
 
 /// The bits of a tag for the rank of the peer.
 const PEER_BITS: u32 = 20;
-const KIND_BITS: u32 = 2;
+const KIND_BITS: u32 = 1;
 
 /// Returns the number of a request: the peer, the op and the kind.
 fn tag(peer: Rank, op: u64, kind: RequestKind) -> u64 {
@@ -90,8 +85,6 @@ impl PeerQueue {
             ops: VecDeque::new(),
             first: 0,
             unsent: 0,
-            unflushed: 0,
-            is_flushing: false,
             sending: 0,
             getting: 0,
             next_sequence: 0,
@@ -151,13 +144,12 @@ impl PeerQueue {
     pub(super) fn clear(&mut self) {
         self.first += self.ops.len() as u64;
         self.ops.clear();
-        (self.unsent, self.unflushed) = (self.first, self.first);
+        self.unsent = self.first;
     }
 
-    /// Returns whether there is something to send, or to flush.
+    /// Returns whether there is something to send.
     pub(super) fn has_work(&self) -> bool {
-        let end = self.first + self.ops.len() as u64;
-        self.unsent < end || self.unflushed < self.unsent
+        self.unsent < self.first + self.ops.len() as u64
     }
 
     /// Sends what the limits allow, and adds the requests that have ended at once to `ended`.
@@ -224,13 +216,6 @@ impl PeerQueue {
             let sent = unsafe { driver.send(&self.to, &header, payload, &completion, tag) }?;
             ended.extend(sent.map(|outcome| (tag, outcome)));
         }
-
-        if !self.is_flushing && self.unflushed < self.unsent {
-            let tag = tag(peer, self.unsent, RequestKind::Flush);
-            self.is_flushing = true;
-            let flushed = driver.flush(&self.to, &completion, tag)?;
-            ended.extend(flushed.map(|outcome| (tag, outcome)));
-        }
         Ok(())
     }
 
@@ -258,27 +243,19 @@ impl PeerQueue {
         mut finish: impl FnMut(Ticket),
     ) -> Result<(), Error> {
         let (kind, number) = (tag & ((1 << KIND_BITS) - 1), tag >> (KIND_BITS + PEER_BITS));
-        if kind == RequestKind::Flush as u64 {
-            self.is_flushing = false;
-            self.unflushed = self.unflushed.max(number);
-        } else {
-            let of_kind =
-                if kind == RequestKind::Get as u64 { &mut self.getting } else { &mut self.sending };
-            *of_kind -= 1;
-            let index = number.checked_sub(self.first);
-            if let Some(op) = index.and_then(|index| self.ops.get_mut(index as usize)) {
-                op.requests -= 1;
-            }
-        }
-        self.check(outcome, number)?;
-
-        let flushed = self.unflushed.saturating_sub(self.first) as usize;
-        for op in self.ops.iter_mut().take(flushed) {
-            if op.state == State::Sent && op.requests == 0 {
+        let of_kind =
+            if kind == RequestKind::Get as u64 { &mut self.getting } else { &mut self.sending };
+        *of_kind -= 1;
+        let index = number.checked_sub(self.first);
+        if let Some(op) = index.and_then(|index| self.ops.get_mut(index as usize)) {
+            op.requests -= 1;
+            if op.requests == 0 && op.state == State::Sent && matches!(outcome, Outcome::Done) {
                 op.state = State::Complete;
                 finish(op.ticket);
             }
         }
+        self.check(outcome, number)?;
+
         while self.ops.front().is_some_and(|op| op.state == State::Complete) {
             self.ops.pop_front();
             self.first += 1;

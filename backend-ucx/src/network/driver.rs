@@ -119,18 +119,6 @@ impl Driver {
         Ok(ended.map(Outcome::from_request))
     }
 
-    /// Waits until everything that was sent to a peer has left. Returns how it has ended, or `None`
-    /// if `completion` is told.
-    pub(crate) fn flush(
-        &mut self,
-        to: &Address,
-        completion: &Arc<dyn Completion>,
-        tag: u64,
-    ) -> Result<Option<Outcome>, Error> {
-        let endpoint = self.endpoint(to)?;
-        Ok(self.worker()?.flush(endpoint, completion, tag).map(Outcome::from_request))
-    }
-
     /// Closes the connection to a peer that takes no bytes, so that all requests to it end.
     pub(crate) fn abandon(&mut self, peer: Rank) {
         let connection = &mut self.endpoints[peer.index()];

@@ -374,7 +374,7 @@ impl<R: Receiver> Worker<R> {
 
     /// Waits until everything that was sent to an endpoint has left this process. Returns how it
     /// has ended, or `None` if `completion` is told.
-    pub(crate) fn flush(
+    fn flush(
         &mut self,
         endpoint: EndpointId,
         completion: &Arc<dyn Completion>,
