@@ -27,7 +27,7 @@ const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
 /// copy.
 ///
 /// A context switch takes about this time, and each further flag can need one where ranks share
-/// cores.
+/// cores. If processors drive the network too, a message takes as long, which the prediction counts.
 const TOLERANCE_ASSUMED: u64 = 5_000_000;
 
 /// Computes the largest difference between two predicted times that count as equal.
@@ -43,7 +43,10 @@ impl Tolerance {
             true => Self { divisor: TOLERANCE_DIVISOR, picoseconds: 0 },
             false => Self {
                 divisor: TOLERANCE_DIVISOR_ASSUMED,
-                picoseconds: if links.local.by_processor { TOLERANCE_ASSUMED } else { 0 },
+                picoseconds: match (links.local.by_processor, links.network.by_processor) {
+                    (true, false) => TOLERANCE_ASSUMED,
+                    _ => 0,
+                },
             },
         }
     }
@@ -76,7 +79,8 @@ pub struct Question<'a> {
     /// The link rates from which times are predicted.
     pub links: &'a Links,
     /// Whether the link rates were measured on this machine, and not assumed. If they are assumed,
-    /// a less simple plan must be faster by a fifth, and by 5 µs where processors copy.
+    /// a less simple plan must be faster by a fifth, and by 5 µs where processors copy and do not
+    /// drive the network.
     pub measured: bool,
     /// The algorithm that the caller has selected; `None` to compare all.
     pub algorithm: Option<Algorithm>,
