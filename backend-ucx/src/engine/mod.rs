@@ -101,7 +101,7 @@ impl Engine {
                         self.queues.resize_with(index + 1, || None);
                     }
                     let queue = self.queues[index].get_or_insert_with(|| PeerQueue::new(to));
-                    pending += u32::from(queue.push(ticket, self.order, op));
+                    pending += queue.push(ticket, self.order, op);
                 }
             }
         }
@@ -121,7 +121,11 @@ impl Engine {
         loop {
             if !self.state.is_released() {
                 let (of_engine, completions) = ((self.number, self.limits), &self.completions);
-                for queue in self.queues.iter_mut().flatten().filter(|queue| queue.has_work()) {
+                // A message of the next slice can carry signals, until the engine is polled.
+                let is_due = |queue: &&mut PeerQueue| {
+                    queue.can_send(self.limits) && (receives || !queue.has_only_signals())
+                };
+                for queue in self.queues.iter_mut().flatten().filter(is_due) {
                     queue.send(&mut driver, of_engine, completions, &mut self.ended)?;
                 }
             }
@@ -272,7 +276,9 @@ unsafe impl CopyEngine for Engine {
     }
 
     fn is_busy(&self) -> bool {
-        self.loopback.is_copying()
+        let can_send = |queue: &PeerQueue| queue.can_send(self.limits);
+        let is_released = self.state.is_released();
+        self.loopback.is_copying() || !is_released && self.queues.iter().flatten().any(can_send)
     }
 
     fn waker(&self) -> Waker {

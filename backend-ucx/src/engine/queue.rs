@@ -41,8 +41,11 @@ struct QueuedOp {
     ticket: Ticket,
     order: u64,
     op: PeerOp,
+    /// The ticket of a signal before a put, whose first message carries it.
+    signal: Option<Ticket>,
+    before: Option<FlagStore>,
     /// The flag that the last message of a put carries.
-    flag: Option<FlagStore>,
+    after: Option<FlagStore>,
     /// The number of bytes that messages were sent for.
     sent: u64,
     /// The number of requests that go on.
@@ -91,33 +94,39 @@ impl PeerQueue {
         }
     }
 
-    /// Adds an op. Returns whether it ends by itself, and not with the op before, whose last
-    /// message carries it.
-    pub(super) fn push(&mut self, ticket: Ticket, order: u64, op: PeerOp) -> bool {
-        if let (PeerOp::Signal(flag), Some(last)) = (op, self.ops.back_mut())
-            && last.ticket == ticket
-            && last.flag.is_none()
-            && matches!(last.op, PeerOp::Put { .. })
-            && last.state == State::Queued
-        {
-            last.flag = Some(flag);
-            return false;
+    /// Adds an op. Returns the number of ops that are complete with it, which is 0 if it is carried
+    /// by a message of the op before.
+    pub(super) fn push(&mut self, ticket: Ticket, order: u64, op: PeerOp) -> u32 {
+        let last = self.ops.back_mut().filter(|last| last.state == State::Queued && last.sent == 0);
+        match (op, last.map(|last| (last.op, last))) {
+            // The last message of a put carries the signal behind it.
+            (PeerOp::Signal(flag), Some((PeerOp::Put { .. }, last)))
+                if last.after.is_none() && last.ticket == ticket =>
+            {
+                last.after = Some(flag);
+                return 0;
+            }
+            // The first message of a put carries the signal before it.
+            (PeerOp::Put { .. }, Some((PeerOp::Signal(flag), last))) => {
+                (last.op, last.before) = (op, Some(flag));
+                last.signal = Some(std::mem::replace(&mut last.ticket, ticket));
+                return 1;
+            }
+            _ => {}
         }
 
-        let (flag, op) = match op {
-            PeerOp::Signal(flag) => (Some(flag), op),
-            op => (None, op),
-        };
         self.ops.push_back(QueuedOp {
             ticket,
             order,
             op,
-            flag,
+            signal: None,
+            before: None,
+            after: None,
             sent: 0,
             requests: 0,
             state: State::Queued,
         });
-        true
+        1
     }
 
     /// Returns the number of ops that are not complete.
@@ -147,9 +156,24 @@ impl PeerQueue {
         self.unsent = self.first;
     }
 
-    /// Returns whether there is something to send.
-    pub(super) fn has_work(&self) -> bool {
-        self.unsent < self.first + self.ops.len() as u64
+    /// Returns whether a message can be sent now.
+    pub(super) fn can_send(&self, limits: Limits) -> bool {
+        let next = self.ops.get((self.unsent - self.first) as usize);
+        next.is_some_and(|op| self.allows(op, limits))
+    }
+
+    /// Returns whether a message of an op can be sent now.
+    fn allows(&self, op: &QueuedOp, limits: Limits) -> bool {
+        // A put may read what a get brings, or replace what it copies, and a signal says that the
+        // gets before it are complete.
+        let waits_for_gets = self.getting > 0 && !matches!(op.op, PeerOp::Get { .. });
+        !waits_for_gets && self.sending + self.getting < limits.messages_max
+    }
+
+    /// Returns whether the queue has signals only, and nothing was sent of them.
+    pub(super) fn has_only_signals(&self) -> bool {
+        let unsent = self.ops.range((self.unsent - self.first) as usize..);
+        unsent.map(|op| op.op).all(|op| matches!(op, PeerOp::Signal(_)))
     }
 
     /// Sends what the limits allow, and adds the requests that have ended at once to `ended`.
@@ -164,15 +188,9 @@ impl PeerQueue {
         let sender = driver.rank();
         let peer = self.to.rank;
 
-        while self.sending + self.getting < limits.messages_max {
+        while self.can_send(limits) {
             let number = self.unsent;
             let Some(op) = self.ops.get_mut((number - self.first) as usize) else { break };
-            // A put may read what a get brings, or replace what it copies, and a signal says that
-            // the gets before it are complete.
-            let is_get = matches!(op.op, PeerOp::Get { .. });
-            if self.getting > 0 && !is_get {
-                break;
-            }
 
             let left = op.op.bytes() - op.sent;
             let bytes = left.min(limits.message_bytes_max);
@@ -180,12 +198,13 @@ impl PeerQueue {
             let (content, payload) = match op.op {
                 PeerOp::Put { to, from, .. } => {
                     let to = RegionByte { offset: to.offset + op.sent, ..to };
-                    let content = Content::Put { to, flag: op.flag.filter(|_| is_last) };
+                    let before = op.before.filter(|_| op.sent == 0);
+                    let content = Content::Put { to, before, after: op.after.filter(|_| is_last) };
                     (content, (from.wrapping_add(op.sent as usize), bytes as usize))
                 }
                 PeerOp::Signal(flag) => {
                     let to = RegionByte { region: flag.region, offset: 0 };
-                    (Content::Put { to, flag: Some(flag) }, (std::ptr::null(), 0))
+                    (Content::Put { to, before: None, after: Some(flag) }, (std::ptr::null(), 0))
                 }
                 PeerOp::Get { from, to, .. } => {
                     let request = driver.add_get(PendingGet {
@@ -252,6 +271,7 @@ impl PeerQueue {
             if op.requests == 0 && op.state == State::Sent && matches!(outcome, Outcome::Done) {
                 op.state = State::Complete;
                 finish(op.ticket);
+                op.signal.into_iter().for_each(&mut finish);
             }
         }
         self.check(outcome, number)?;

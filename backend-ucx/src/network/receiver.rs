@@ -55,7 +55,7 @@ struct Stream {
     held: BTreeMap<u64, Held>,
     /// The numbers of messages whose bytes are on their way, with the places that they go to.
     incoming: Vec<(u64, u64, Range<u64>)>,
-    /// Flags that wait for such bytes, with the numbers of their messages.
+    /// Flags that wait for the bytes of all messages before a number.
     flags: VecDeque<(u64, FlagStore)>,
     /// Whether a receive has failed, so that no flag is stored any more.
     is_broken: bool,
@@ -218,9 +218,14 @@ impl Inbox {
         stream.next += 1;
 
         match content {
-            Content::Put { to, flag } => {
-                stream.flags.extend(flag.map(|flag| (sequence, flag)));
+            Content::Put { to, before, after } => {
+                // The bytes of this message are not among those that hold the first flag.
+                stream.flags.extend(before.map(|flag| (sequence, flag)));
+                self.store_flags(id);
                 self.put(calls, (id, sequence), to, arrival);
+
+                let stream = self.streams.entry(id).or_default();
+                stream.flags.extend(after.map(|flag| (sequence + 1, flag)));
                 self.store_flags(id);
             }
             Content::Get { from, bytes, request } => {
@@ -295,7 +300,7 @@ impl Inbox {
         }
 
         while let Some(&(sequence, FlagStore { region, word, value })) = stream.flags.front() {
-            if stream.incoming.iter().any(|(incoming, ..)| *incoming <= sequence) {
+            if stream.incoming.iter().any(|(incoming, ..)| *incoming < sequence) {
                 return;
             }
             stream.flags.pop_front();

@@ -19,8 +19,9 @@ pub(crate) struct Header {
 /// What a message is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// The bytes of a put, which may be none, and a flag that is stored when they are in place.
-    Put { to: RegionByte, flag: Option<FlagStore> },
+    /// The bytes of a put, which may be none, a flag that is stored before them, and one that is
+    /// stored when they are in place.
+    Put { to: RegionByte, before: Option<FlagStore>, after: Option<FlagStore> },
     /// A request for bytes, which are the reply to it.
     Get { from: RegionByte, bytes: u64, request: u64 },
     /// The bytes of a get, or the news that its region was freed. It has no place in the order.
@@ -69,37 +70,58 @@ pub(crate) struct FlagStore {
     pub(crate) value: u64,
 }
 
+/// Takes the place of the word if a message has no flag.
+const NO_FLAG: u64 = u64::MAX;
+
+impl FlagStore {
+    fn to_numbers(flag: Option<Self>) -> [u64; 3] {
+        match flag {
+            Some(Self { region, word, value }) => [region, word, value],
+            None => [0, NO_FLAG, 0],
+        }
+    }
+
+    fn from_numbers([region, word, value]: [u64; 3]) -> Option<Self> {
+        (word != NO_FLAG).then_some(Self { region, word, value })
+    }
+}
+
+/// The numbers of a header, whose meaning depends on the kind of the message.
+const NUMBERS: usize = 8;
+
 const PUT: u32 = 1;
-const PUT_WITH_FLAG: u32 = 2;
-const GET: u32 = 3;
-const REPLY: u32 = 4;
-const REPLY_FREED: u32 = 5;
-const END: u32 = 6;
-const HELLO: u32 = 7;
-const EXISTS: u32 = 8;
-const ANSWER: u32 = 9;
+const GET: u32 = 2;
+const REPLY: u32 = 3;
+const END: u32 = 4;
+const HELLO: u32 = 5;
+const EXISTS: u32 = 6;
+const ANSWER: u32 = 7;
 
 impl Header {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let (kind, numbers): (_, [u64; 5]) = match self.content {
-            Content::Put { to, flag: None } => (PUT, [to.region, to.offset, 0, 0, 0]),
-            Content::Put { to, flag: Some(flag) } => {
-                let FlagStore { region, word, value } = flag;
-                (PUT_WITH_FLAG, [to.region, to.offset, region, word, value])
+        let (kind, numbers): (_, [u64; NUMBERS]) = match self.content {
+            Content::Put { to, before, after } => {
+                let [before, after] = [before, after].map(FlagStore::to_numbers);
+                let [first, second, third] = before;
+                let [fourth, fifth, sixth] = after;
+                (PUT, [to.region, to.offset, first, second, third, fourth, fifth, sixth])
             }
             Content::Get { from, bytes, request } => {
-                (GET, [from.region, from.offset, bytes, request, 0])
+                (GET, [from.region, from.offset, bytes, request, 0, 0, 0, 0])
             }
-            Content::Reply { request, is_freed: false } => (REPLY, [request, 0, 0, 0, 0]),
-            Content::Reply { request, is_freed: true } => (REPLY_FREED, [request, 0, 0, 0, 0]),
-            Content::End => (END, [0; 5]),
+            Content::Reply { request, is_freed } => {
+                (REPLY, [request, is_freed.into(), 0, 0, 0, 0, 0, 0])
+            }
+            Content::End => (END, [0; NUMBERS]),
             Content::Question { request, question: Question::Hello } => {
-                (HELLO, [request, 0, 0, 0, 0])
+                (HELLO, [request, 0, 0, 0, 0, 0, 0, 0])
             }
             Content::Question { request, question: Question::Exists { region, bytes } } => {
-                (EXISTS, [request, region, bytes, 0, 0])
+                (EXISTS, [request, region, bytes, 0, 0, 0, 0, 0])
             }
-            Content::Answer { request, answer } => (ANSWER, [request, answer as u64, 0, 0, 0]),
+            Content::Answer { request, answer } => {
+                (ANSWER, [request, answer as u64, 0, 0, 0, 0, 0, 0])
+            }
         };
 
         let writer = Writer::new().u64(self.token).u32(self.sender.0).u32(self.engine);
@@ -116,21 +138,21 @@ impl Header {
         let (token, sender) = (reader.u64("token")?, Rank(reader.u32("rank")?));
         let (engine, sequence) = (reader.u32("engine")?, reader.u64("sequence")?);
         let kind = reader.u32("kind")?;
-        let mut numbers = [0; 5];
+        let mut numbers = [0; NUMBERS];
         for number in &mut numbers {
             *number = reader.u64("number")?;
         }
 
-        let [first, second, third, fourth, fifth] = numbers;
+        let [first, second, third, fourth, fifth, sixth, seventh, eighth] = numbers;
         let first_byte = RegionByte { region: first, offset: second };
         let content = match kind {
-            PUT => Content::Put { to: first_byte, flag: None },
-            PUT_WITH_FLAG => {
-                let flag = FlagStore { region: third, word: fourth, value: fifth };
-                Content::Put { to: first_byte, flag: Some(flag) }
-            }
+            PUT => Content::Put {
+                to: first_byte,
+                before: FlagStore::from_numbers([third, fourth, fifth]),
+                after: FlagStore::from_numbers([sixth, seventh, eighth]),
+            },
             GET => Content::Get { from: first_byte, bytes: third, request: fourth },
-            REPLY | REPLY_FREED => Content::Reply { request: first, is_freed: kind == REPLY_FREED },
+            REPLY => Content::Reply { request: first, is_freed: second != 0 },
             END => Content::End,
             HELLO => Content::Question { request: first, question: Question::Hello },
             EXISTS => {
@@ -157,8 +179,8 @@ mod tests {
         let to = RegionByte { region: 7, offset: 1 << 40 };
         let flag = Some(FlagStore { region: 8, word: 3, value: u64::MAX });
         for content in [
-            Content::Put { to, flag },
-            Content::Put { to, flag: None },
+            Content::Put { to, before: None, after: flag },
+            Content::Put { to, before: flag, after: None },
             Content::Get { from: to, bytes: 9, request: 4 },
             Content::Reply { request: 4, is_freed: false },
             Content::Reply { request: 4, is_freed: true },
@@ -174,6 +196,6 @@ mod tests {
                 assert_eq!(Header::decode(&bytes[..length]), None);
             }
         }
-        assert_eq!(Header::decode(&[9; 68]), None);
+        assert_eq!(Header::decode(&[9; 92]), None);
     }
 }
