@@ -21,10 +21,16 @@ pub(crate) use worker::{
     Calls, Completion, Ended, EndpointId, OnLoss, Receiver, Rendezvous, ReplyTo, Worker,
 };
 
-/// The bytes that the TCP transport sends by one system call, if the variable
-/// `UCX_TCP_TX_SEG_SIZE` does not say it. UCX has 8 KiB: a message of 32 KiB takes 2 to 5 times as
-/// long with these.
-const TCP_SEGMENT: &str = "64k";
+/// Settings of the TCP transport: the name for UCX, the variable by which users set it, and the
+/// value if they do not.
+const TCP_SETTINGS: [(&CStr, &str, &str); 2] = [
+    // The bytes of one system call. UCX has 8 KiB: a message of 32 KiB takes 2 to 5 times as long.
+    (c"TX_SEG_SIZE", "UCX_TCP_TX_SEG_SIZE", "64k"),
+    // Whether UCX connects without blocking. It does not by default, and then a firewall that drops
+    // packets blocks the rank for minutes.
+    (c"CONN_NB", "UCX_TCP_CONN_NB", "y"),
+];
+
 /// Returns the version of libucp, such as `1.13.1`.
 pub(crate) fn version() -> Result<String, Fault> {
     Ok(Library::load()?.version_text())
@@ -157,9 +163,11 @@ fn read_config(library: &'static Library, options: &Options) -> Result<ucp_confi
             debug_assert_eq!(status, UCS_OK, "{name:?}");
         }
     }
-    if std::env::var_os("UCX_TCP_TX_SEG_SIZE").is_none() {
-        // It is only slower without.
-        let _ = set(c"TX_SEG_SIZE", TCP_SEGMENT);
+    for (name, variable, value) in TCP_SETTINGS {
+        if std::env::var_os(variable).is_none() {
+            // A version of UCX without the setting works, only slower.
+            let _ = set(name, value);
+        }
     }
     Ok(config)
 }

@@ -27,7 +27,8 @@ const TOLERANCE_DIVISOR_ASSUMED: u64 = 5;
 /// copy.
 ///
 /// A context switch takes about this time, and each further flag can need one where ranks share
-/// cores. If processors drive the network too, a message takes as long, which the prediction counts.
+/// cores. If processors drive the network too, a message takes as long, which the prediction
+/// counts.
 const TOLERANCE_ASSUMED: u64 = 5_000_000;
 
 /// Computes the largest difference between two predicted times that count as equal.

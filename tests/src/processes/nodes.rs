@@ -1,22 +1,55 @@
-//! Finds the nodes of a machine that simulates several: network namespaces, each with an RDMA
-//! device.
+//! Finds the nodes of a machine that simulates several: network namespaces, each with a device of
+//! a network.
 
 use std::process::Command;
 
 use peerlane_conformance::{Failure, Outcome};
+use peerlane_hal::{DynFabric, Rank};
 
-use super::Child;
+use super::{Child, Parent};
 
-/// The namespaces, by name, with commas in between; device `i` is that of namespace `i`.
-const NAMESPACES: &str = "PEERLANE_TEST_RDMA_NAMESPACES";
-const DEVICES: &str = "PEERLANE_TEST_RDMA_DEVICES";
+/// A network backend, and the variables that name its nodes.
+struct Network {
+    name: &'static str,
+    /// The namespaces, by name, with commas in between; device `i` is that of namespace `i`.
+    namespaces: &'static str,
+    devices: &'static str,
+    open: fn(String, Rank, usize) -> Outcome<DynFabric>,
+}
+
+/// The networks, of which the first that has nodes is tested.
+const NETWORKS: [Network; 2] = [
+    Network {
+        name: "rdma",
+        namespaces: "PEERLANE_TEST_RDMA_NAMESPACES",
+        devices: "PEERLANE_TEST_RDMA_DEVICES",
+        open: |device, rank, ranks| {
+            let device = peerlane_rdma::DeviceChoice::Name(device);
+            let options = peerlane_rdma::Options { device, ..Default::default() };
+            Ok(DynFabric::new(peerlane_rdma::Fabric::open_with(rank, ranks, options)?))
+        },
+    },
+    Network {
+        name: "ucx",
+        namespaces: "PEERLANE_TEST_UCX_NAMESPACES",
+        devices: "PEERLANE_TEST_UCX_DEVICES",
+        open: |device, rank, ranks| {
+            let mut options = peerlane_ucx::Options::default();
+            options.devices.push(device);
+            Ok(DynFabric::new(peerlane_ucx::Fabric::open_with(rank, ranks, options)?))
+        },
+    },
+];
 /// The address of the process that starts the ranks, on the network of the nodes.
 const PARENT: &str = "10.0.0.254";
 
-/// A network namespace with an RDMA device.
+/// A network namespace with a device of a network.
 #[derive(Clone, Debug)]
 pub struct Node {
-    namespace: String,
+    /// The name of the network backend.
+    pub network: &'static str,
+    /// The name of the namespace.
+    pub namespace: String,
     device: String,
 }
 
@@ -26,8 +59,23 @@ pub fn nodes() -> Vec<Node> {
         let names = std::env::var(variable).unwrap_or_default();
         names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect::<Vec<_>>()
     };
-    let named = names(NAMESPACES).into_iter().zip(names(DEVICES));
-    named.map(|(namespace, device)| Node { namespace, device }).collect()
+    let of_network = |network: &Network| {
+        let named = names(network.namespaces).into_iter().zip(names(network.devices));
+        let network = network.name;
+        named.map(|(namespace, device)| Node { network, namespace, device }).collect::<Vec<_>>()
+    };
+    NETWORKS.iter().map(of_network).find(|nodes| !nodes.is_empty()).unwrap_or_default()
+}
+
+/// Opens the network of a rank that was [started](start) on a node, on the device of the node.
+///
+/// # Errors
+/// If the network cannot be opened.
+pub fn open_network(parent: &Parent, rank: Rank, ranks: usize) -> Outcome<DynFabric> {
+    let name: String = parent.value("NETWORK")?;
+    let network = NETWORKS.iter().find(|network| network.name == name);
+    let network = network.ok_or_else(|| Failure::new(format!("there is no network {name:?}")))?;
+    (network.open)(parent.value("DEVICE")?, rank, ranks)
 }
 
 /// Returns why a test that wants so many nodes is skipped, if it is.
@@ -35,8 +83,8 @@ pub fn reason_to_skip(wanted: usize) -> Option<String> {
     let seen = nodes().len();
     (seen < wanted).then(|| {
         format!(
-            "{wanted} network namespaces with RDMA devices are needed ({NAMESPACES}), {seen} are \
-             there; run `cargo xtask test rdma`"
+            "{wanted} network namespaces with devices of a network are needed, {seen} are there; \
+             run `cargo xtask test rdma` or `cargo xtask test ucx`"
         )
     })
 }
@@ -58,6 +106,7 @@ pub fn start(node: &Node, values: &[(&str, String)]) -> Outcome<Child> {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &node.namespace]).arg(program);
     command.env("PEERLANE_TEST_ROLE", "rank").env("PEERLANE_TEST_DEVICE", &node.device);
+    command.env("PEERLANE_TEST_NETWORK", node.network);
     for (name, value) in values {
         command.env(format!("PEERLANE_TEST_{name}"), value);
     }

@@ -1,9 +1,9 @@
-//! Runs groups whose nodes hold different kinds of memory, with RDMA between them, one process for
-//! each rank.
+//! Runs groups whose nodes hold different kinds of memory, with RDMA or UCX between them, one
+//! process for each rank.
 //!
-//! The memory is that of simulated devices, which a soft RoCE device cannot register, and host
-//! memory. The nodes are network namespaces, each with its own RDMA device; without these the tests
-//! are skipped.
+//! The memory is that of simulated devices, which neither a soft RoCE device nor UCX can register,
+//! and host memory. The nodes are network namespaces, each with a device of the network; without
+//! these the tests are skipped.
 
 mod blocking;
 mod cuda;
@@ -13,7 +13,6 @@ mod support;
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use peerlane_rdma::{DeviceChoice, Fabric, Options};
 use peerlane_tests::processes::nodes::{self, hub_address, nodes, reason_to_skip};
 use peerlane_tests::processes::{Child, Parent};
 use peerlane_tests::{GpuDriver, Outcome};
@@ -37,11 +36,8 @@ const BLOCKS: [usize; 2] = [5001, 300_001];
 
 fn main() -> ExitCode {
     if let Some(parent) = Parent::find() {
-        let device = parent.value("DEVICE").map(DeviceChoice::Name);
-        return parent.exit_code(rank::run_rank(&parent, |rank, ranks| {
-            let options = Options { device: device?, ..Options::default() };
-            Ok(Fabric::open_with(rank, ranks, options)?)
-        }));
+        let open = |rank, ranks| nodes::open_network(&parent, rank, ranks);
+        return parent.exit_code(rank::run_rank(&parent, open));
     }
     let driver = GpuDriver::load::<peerlane_cuda::Context>();
     let mut arguments = Arguments::from_args();
@@ -58,7 +54,8 @@ fn main() -> ExitCode {
             None => processes.run(&hub_address(), &BLOCKS, start).map_err(Into::into),
         };
         let name = format!(
-            "rdma_mixed::{}::{}",
+            "{}_mixed::{}::{}",
+            nodes().first().map_or("rdma", |node| node.network),
             driver.name::<peerlane_cuda::Context>(),
             processes.name()
         );

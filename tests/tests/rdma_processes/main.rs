@@ -1,8 +1,8 @@
-//! Runs whole groups over RDMA on several nodes, one process for each rank: over the network alone,
-//! and with host memory inside a node.
+//! Runs whole groups over RDMA or UCX on several nodes, one process for each rank: over the network
+//! alone, and with host memory inside a node.
 //!
 //! It also tests what happens to a group when one of its processes is killed or stopped. The nodes
-//! are network namespaces, each with its own RDMA device; without these the tests are skipped.
+//! are network namespaces, each with a device of the network; without these the tests are skipped.
 
 mod rounds;
 mod scenario;
@@ -31,9 +31,12 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Ranks share the processors already.
     arguments.test_threads.get_or_insert(1);
-    let trials = Processes::ALL.into_iter().map(|processes| {
+    let of_network = nodes().first().map_or("rdma", |node| node.network);
+    let processes = Processes::ALL.into_iter();
+    let processes = processes.filter(|it| of_network == "rdma" || !it.scenario.is_stalled());
+    let trials = processes.map(|processes| {
         let skip = reason_to_skip(processes.nodes());
-        let name = format!("rdma_processes::{}::{}", processes.scenario, processes.name());
+        let name = format!("{of_network}_processes::{}::{}", processes.scenario, processes.name());
         let reason = skip.clone().unwrap_or_default();
         let run = move || match skip {
             Some(reason) => Err(Failed::from(reason)),

@@ -17,6 +17,7 @@ use peerlane_host as host;
 use peerlane_rdma::{DeviceChoice, Options};
 use peerlane_tests::middleware::{Stream, StreamLayer, Wrapped};
 use peerlane_tests::processes::Parent;
+use peerlane_tests::processes::nodes::open_network;
 use peerlane_tests::{Failure, Outcome, pattern};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -89,7 +90,8 @@ impl Scenario {
         self.is_stalled() || matches!(self, Self::Killed | Self::Stopped)
     }
 
-    fn is_stalled(self) -> bool {
+    /// Whether the scenario is about queue pairs of RDMA.
+    pub(crate) fn is_stalled(self) -> bool {
         matches!(self, Self::Stalled | Self::StalledAwake)
     }
 }
@@ -122,7 +124,6 @@ impl FromStr for Scenario {
 pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let scenario: Scenario = parent.value("SCENARIO")?;
     let (rank, ranks) = (Rank(parent.value("RANK")?), parent.value("RANKS")?);
-    let device = DeviceChoice::Name(parent.value("DEVICE")?);
     let nodes: String = parent.value("NODES")?;
     let nodes: Vec<u32> = nodes.split(',').filter_map(|node| node.parse().ok()).collect();
     let topology = Topology::of_nodes(&nodes).map_err(unexpected)?;
@@ -131,11 +132,15 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     let environment = Environment { secret: Some(secret), ..Environment::at_hub(hub, rank, ranks) };
     let bootstrap =
         TcpBootstrap::join(&environment, Deadline::after(TIMEOUT)).map_err(unexpected)?;
-    let mut options = Options { device, ..Options::default() };
     if scenario.is_stalled() {
-        options = stopped::options(options);
+        let device = DeviceChoice::Name(parent.value("DEVICE")?);
+        let options = stopped::options(Options { device, ..Options::default() });
+        let network = peerlane_rdma::Fabric::open_with(rank, ranks, options)?;
+        let waits = if scenario == Scenario::Stalled { Waits::Asleep } else { Waits::Awake };
+        return stopped::run_rank(parent, &bootstrap, network, waits);
     }
-    let network = peerlane_rdma::Fabric::open_with(rank, ranks, options)?;
+
+    let network = open_network(parent, rank, ranks)?;
     let timeout = if scenario == Scenario::Stopped { STOPPED_TIMEOUT } else { TIMEOUT };
     let group = GroupOptions::default().timeout(timeout).topology(topology);
     match scenario {
@@ -159,8 +164,7 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
         Scenario::Killed | Scenario::Stopped => {
             deserted(parent, scenario, group.open(bootstrap, network).map_err(unexpected)?)
         }
-        Scenario::Stalled => stopped::run_rank(parent, &bootstrap, network, Waits::Asleep),
-        Scenario::StalledAwake => stopped::run_rank(parent, &bootstrap, network, Waits::Awake),
+        Scenario::Stalled | Scenario::StalledAwake => unreachable!("it has no group"),
     }
 }
 

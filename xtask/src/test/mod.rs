@@ -20,6 +20,7 @@ pub(crate) mod python;
 mod rdma;
 mod rocm;
 mod times;
+mod ucx;
 
 /// Options of `cargo xtask test`.
 #[derive(Args, Debug)]
@@ -52,6 +53,8 @@ enum Backend {
     Rocm(rocm::Options),
     /// NICs with RDMA.
     Rdma(rdma::Options),
+    /// UCX between network namespaces.
+    Ucx(ucx::Options),
     /// The Python package.
     Python(python::Options),
     /// The host backend and the crates that it uses, built for AArch64 and run by QEMU.
@@ -168,6 +171,7 @@ fn run_backend(options: &Options) -> Outcome {
         Some(Backend::Cuda { require_device }) => CUDA.test(*require_device),
         Some(Backend::Rocm(options)) => rocm::run(options),
         Some(Backend::Rdma(options)) => rdma::run(options),
+        Some(Backend::Ucx(options)) => ucx::run(options),
         Some(Backend::Python(options)) => python::run(options),
         Some(Backend::Aarch64) => aarch64::run(),
         Some(Backend::All) => {
@@ -175,6 +179,7 @@ fn run_backend(options: &Options) -> Outcome {
             crate::rocm::releases()?;
             workspace_tests()?;
             rdma::run(&rdma::Options::default())?;
+            ucx::run(&ucx::Options::default())?;
             forget_of_machine()
         }
     }
@@ -217,6 +222,7 @@ fn short(since: Option<&str>) -> Outcome {
         "    most seeds of the simulation, random plans and mutants: also with PEERLANE_SEEDS=20000"
     );
     println!("    rdma in a virtual machine: also by `cargo xtask test rdma`");
+    println!("    ucx between namespaces: also by `cargo xtask test ucx`");
     if !left_out.is_empty() {
         println!("not run, because no change reaches them; `cargo xtask test` runs these too:");
         left_out.iter().for_each(|name| println!("    {name}"));
@@ -229,6 +235,12 @@ fn short(since: Option<&str>) -> Outcome {
 fn long() -> Outcome {
     let mut programs = programs(workspace_commands())?;
 
+    let no_namespaces = ucx::unavailable();
+    if no_namespaces.is_none() {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["test", "ucx", "--workspace"]);
+        programs.push(Program::of_command("ucx between namespaces", command));
+    }
     let unavailable = peerlane_rxe_vm::unavailable();
     if unavailable.is_none() {
         let mut command = Command::new(std::env::current_exe()?);
@@ -240,6 +252,7 @@ fn long() -> Outcome {
 
     let outcome = run_programs(programs, at_once());
     note_drivers()?;
+    add_not_covered(no_namespaces.map(|reason| format!("ucx between namespaces: {reason}")))?;
     match unavailable {
         Some(reason) => add_not_covered([format!("rdma in a virtual machine: {reason}")])?,
         None if outcome.is_ok() => forget_of_machine()?,
