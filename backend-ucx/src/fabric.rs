@@ -168,3 +168,60 @@ unsafe impl FabricTrait for Fabric {
         Engine::open(&self.memory.network, &self.options)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use peerlane_hal::{Error as _, ErrorKind};
+    use peerlane_test_support::not_covered;
+
+    use super::*;
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(5))
+    }
+
+    #[test]
+    fn another_version_of_ucx_is_refused() {
+        let Ok(mut fabric) = Fabric::open(Rank(0), 2) else {
+            return not_covered("another_version_of_ucx_is_refused", "there is no libucp");
+        };
+        let version = "1.99.0".to_owned();
+        let other = Address { rank: Rank(1), version, ..fabric.address.clone() };
+        let error = fabric.connect(Rank(1), &other.encode(), soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Mismatch);
+        let text = error.to_string();
+        assert!(text.contains("has libucp of UCX 1.99.0, rank 0 at "), "{text}");
+        assert!(text.ends_with("install the same version on all hosts"), "{text}");
+    }
+
+    #[test]
+    fn devices_and_transports_that_do_not_exist_are_named() {
+        let name = "devices_and_transports_that_do_not_exist_are_named";
+        if crate::version().is_err() {
+            return not_covered(name, "there is no libucp");
+        }
+        let devices = vec!["nosuch0".to_owned()];
+        let transports = vec!["tcp".to_owned()];
+        let options = Options { devices, transports, ..Options::default() };
+        let error = Fabric::open_with(Rank(0), 2, options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable);
+        let text = error.to_string();
+        let expected = "has no transport for the devices nosuch0 with the transports tcp: ";
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_has_ended_is_lost_within_the_deadline() {
+        let (Ok(mut fabric), Ok(other)) = (Fabric::open(Rank(0), 2), Fabric::open(Rank(1), 2))
+        else {
+            return not_covered("a_rank_that_has_ended_is_lost_within_the_deadline", "no libucp");
+        };
+        let address = other.address();
+        drop(other);
+        let error = fabric.connect(Rank(1), &address, soon()).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Timeout), "{error}");
+        assert!(error.to_string().contains("rank 1"), "{error}");
+    }
+}

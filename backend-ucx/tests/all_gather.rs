@@ -1,9 +1,10 @@
-//! Gathers over the backend, alone and with the host backend as a network between nodes.
+//! Gathers over the backend, alone and as the network between nodes of the host backend.
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
 use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_collectives::topology::Topology;
+use peerlane_test_support::not_covered;
 use peerlane_ucx::Fabric;
 
 fn gather(group: &mut Group, len: usize) -> Result<(), Error> {
@@ -21,9 +22,19 @@ fn gather(group: &mut Group, len: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns whether libucp is here, and says it if not.
+fn has_ucx(test: &str) -> bool {
+    let missing = peerlane_ucx::version().err();
+    missing.iter().for_each(|error| not_covered(test, &error.to_string()));
+    missing.is_none()
+}
+
 #[test]
 fn ranks_of_one_node_gather() {
-    for ranks in 1..=5 {
+    if !has_ucx("ranks_of_one_node_gather") {
+        return;
+    }
+    for ranks in 1..=9 {
         in_process::run(ranks, |bootstrap| {
             let fabric = Fabric::open(bootstrap.rank(), bootstrap.ranks());
             let fabric = fabric.map_err(|error| Error::of_backend("open the backend", error))?;
@@ -39,18 +50,24 @@ fn ranks_of_one_node_gather() {
 
 #[test]
 fn ranks_of_two_nodes_gather() {
-    in_process::run(4, |bootstrap| {
-        let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
-        let local = Fabric::open(rank, ranks);
-        let local = local.map_err(|error| Error::of_backend("open the backend", error))?;
-        let network = peerlane_host::Fabric::open(rank, ranks);
-        let network = network.map_err(|error| Error::of_backend("open the network", error))?;
-        let options = GroupOptions::default().topology(Topology::by_key([0, 0, 1, 1])?);
-        let mut group = options.open_tiers(bootstrap, local, network)?;
-        for len in [1, 1000, 100_001] {
-            gather(&mut group, len)?;
-        }
-        group.close()
-    })
-    .unwrap();
+    if !has_ucx("ranks_of_two_nodes_gather") {
+        return;
+    }
+    // Nodes of equal and of unequal size.
+    for nodes in [&[0, 0, 1, 1][..], &[0, 0, 0, 1, 2, 2]] {
+        in_process::run(nodes.len(), |bootstrap| {
+            let (rank, ranks) = (bootstrap.rank(), bootstrap.ranks());
+            let local = peerlane_host::Fabric::open(rank, ranks);
+            let local = local.map_err(|error| Error::of_backend("open the backend", error))?;
+            let network = Fabric::open(rank, ranks);
+            let network = network.map_err(|error| Error::of_backend("open the network", error))?;
+            let options = GroupOptions::default().topology(Topology::by_key(nodes)?);
+            let mut group = options.open_tiers(bootstrap, local, network)?;
+            for len in [1, 1000, 100_001] {
+                gather(&mut group, len)?;
+            }
+            group.close()
+        })
+        .unwrap();
+    }
 }

@@ -151,7 +151,12 @@ impl Driver {
                 // The launcher or the bootstrap notices the loss of a process of this host.
                 let is_here = to.host == *Host::own();
                 let loss = if is_here { OnLoss::Ignore } else { OnLoss::Report };
-                let endpoint = self.worker()?.connect(&to.worker, loss)?;
+                let endpoint = self.worker()?.connect(&to.worker, loss);
+                // UCX opens the shared memory of the peer at once, which is gone with its process.
+                let endpoint = endpoint.map_err(|error| match error {
+                    Error::Call { status, .. } => lost(to, status),
+                    error => error,
+                })?;
                 self.endpoints[peer.index()] = Connection::Open(endpoint);
                 Ok(endpoint)
             }

@@ -176,6 +176,9 @@ impl Core {
 
     /// Asks whether a peer is the rank that it was told of.
     pub(crate) fn hello(&self, to: &Address, deadline: Deadline) -> Result<(), Error> {
+        // If both sides wait until the deadline of the group, no time is left to tell the others
+        // which rank does not answer.
+        let deadline = Deadline::after(deadline.remaining() * 3 / 4);
         match self.ask_peer(to, Question::Hello, "answer", deadline)? {
             Answer::Yes => Ok(()),
             Answer::Freed | Answer::Unknown => {

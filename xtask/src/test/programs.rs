@@ -38,7 +38,7 @@ const FOLDER: &str = match cfg!(test) {
 const NOT_COVERED: &str = "not covered: ";
 /// The test programs in which nothing may run, and why. In any other program of tests, something
 /// must run.
-const MAY_RUN_NOTHING: [(&str, &str); 8] = [
+const MAY_RUN_NOTHING: [(&str, &str); 10] = [
     ("peerlane-ibverbs-sys layout", "needs the header of libibverbs"),
     ("peerlane-hip-sys releases", "compares with libraries that `cargo xtask test rocm` fetches"),
     ("peerlane-hsa-sys releases", "compares with libraries that `cargo xtask test rocm` fetches"),
@@ -47,6 +47,8 @@ const MAY_RUN_NOTHING: [(&str, &str); 8] = [
     ("peerlane-tests rdma", "needs RDMA devices"),
     ("peerlane-tests rdma_mixed", "needs network namespaces with RDMA devices"),
     ("peerlane-tests rdma_processes", "needs network namespaces with RDMA devices"),
+    ("peerlane-ucx contract", "needs libucp"),
+    ("peerlane-ucx hosts", "needs network namespaces"),
 ];
 /// The programs that run one test at a time: what they measure does not count the time in which
 /// threads wait for a processor, and those of another test would hide that of the measured one.
