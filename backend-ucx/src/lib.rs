@@ -8,9 +8,9 @@
 //! # How the contract maps to UCX
 //!
 //! Everything is an active message. With UCX 1.13 over TCP, a put of 1 MiB takes four times as long
-//! as a message of 1 MiB, and one of 8 bytes two to three times. Messages are safer too: the
-//! receiver finds the region by a number that cannot be guessed, and drops what does not fit, where
-//! a put of UCX writes to any address.
+//! as a message of 1 MiB, and one of 8 bytes three times. A message is also safer for ranks that
+//! follow the contract: its receiver finds the region by a number that cannot be guessed, and drops
+//! what does not fit, where a put of UCX writes to an address that may have been freed.
 //!
 //! | the contract | UCX |
 //! | --- | --- |
@@ -51,8 +51,10 @@
 //!
 //! - Device memory: [`adopt`](peerlane_hal::PeerMemory::adopt) refuses it, and groups stage it
 //!   through host memory.
-//! - Authentication and encryption, which UCX does not have. A peer needs numbers that only the
-//!   ranks exchange, but whoever can read the network can read them.
+//! - Authentication and encryption, which UCX does not have. Whoever can connect to the ports of
+//!   UCX can write to any memory of the process, because UCX carries out puts of its own protocol.
+//!   So the network between the hosts must be one that only they use, and their users must trust
+//!   each other.
 //!
 //! UCX prints warnings and errors of its own; `UCX_LOG_LEVEL=fatal` hides them. At load it installs
 //! handlers that print a backtrace when the process crashes; `UCX_HANDLE_ERRORS=none` prevents

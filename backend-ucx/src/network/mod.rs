@@ -231,8 +231,8 @@ impl Core {
             driver.check(to)?;
             if deadline.has_passed() {
                 let what = format!(
-                    "rank {} at {} did not {what}; if it runs, a firewall or another route is between the hosts: name \
-                     the devices that reach it (UCX_NET_DEVICES)",
+                    "if rank {} at {} runs, a firewall or another route is between the hosts, so name the devices that \
+                     reach it (UCX_NET_DEVICES): it did not {what}",
                     to.rank,
                     to.location()
                 );

@@ -17,7 +17,7 @@ use crate::error::Error;
 
 /// The time after which the thread takes over from engines that have stopped to drive the worker.
 const LOOK_MIN: Duration = Duration::from_millis(2);
-/// The longest time between two looks while engines drive the worker, or sleep until it has events.
+/// The longest time between two looks while engines sleep until the worker has events.
 const LOOK_MAX: Duration = Duration::from_millis(32);
 /// The longest sleep until the worker has events. An event that is missed costs this.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -61,7 +61,13 @@ impl Core {
         let (mut drives, mut look) = (0, LOOK_MIN);
         while !stop.is_set.load(Ordering::SeqCst) {
             let seen = std::mem::replace(&mut drives, self.drives.load(Ordering::Relaxed));
-            if seen != drives || self.sleepers.is_any_asleep() {
+            if seen != drives {
+                look = LOOK_MIN;
+                sleep(stop, look);
+                continue;
+            }
+            if self.sleepers.is_any_asleep() {
+                // Engines that sleep wake by themselves.
                 sleep(stop, look);
                 look = (2 * look).min(LOOK_MAX);
                 continue;
