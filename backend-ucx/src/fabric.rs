@@ -173,7 +173,7 @@ unsafe impl FabricTrait for Fabric {
 mod tests {
     use std::time::Duration;
 
-    use peerlane_hal::{Error as _, ErrorKind};
+    use peerlane_hal::{At, CopyEngine as _, Error as _, ErrorKind, Op, PeerMemory as _, Role};
     use peerlane_test_support::not_covered;
 
     use super::*;
@@ -223,5 +223,36 @@ mod tests {
         let error = fabric.connect(Rank(1), &address, soon()).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::PeerLost | ErrorKind::Timeout), "{error}");
         assert!(error.to_string().contains("rank 1"), "{error}");
+    }
+
+    #[test]
+    fn an_engine_whose_put_has_failed_ends_at_once() {
+        let name = "an_engine_whose_put_has_failed_ends_at_once";
+        let (Ok(mut fabric), Ok(mut other)) = (Fabric::open(Rank(0), 2), Fabric::open(Rank(1), 2))
+        else {
+            return not_covered(name, "there is no libucp");
+        };
+        // The peer answers by its thread.
+        fabric.connect(Rank(1), &other.address(), soon()).unwrap();
+        other.connect(Rank(0), &fabric.address(), soon()).unwrap();
+        let far = other.memory().allocate(64, Role::Data).unwrap();
+        let key = other.memory().export(&far).unwrap();
+        let far_import = fabric.memory().import(Rank(1), &key, soon()).unwrap();
+        let near = fabric.memory().allocate(64, Role::Data).unwrap();
+        let mut engine = fabric.engine(EngineRequirements::default()).unwrap();
+        // As if the peer had taken no bytes for a long time.
+        fabric.memory.network.lock().abandon(Rank(1));
+
+        let put = Op::Put {
+            dst: At { region: &far_import, offset: 0 },
+            src: At { region: &near, offset: 32 },
+            bytes: 8,
+        };
+        // SAFETY: the regions live, and nobody else uses them.
+        let error = unsafe { engine.submit(&[put]) }.unwrap_err();
+        assert_eq!((error.kind(), error.peer()), (ErrorKind::PeerLost, Some(Rank(1))), "{error}");
+        let begun = std::time::Instant::now();
+        drop(engine);
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     }
 }

@@ -22,13 +22,13 @@
 //! | `PeerMemory::export`, `import` | the number of the region; `import` asks the owner whether it still exists |
 //! | `Op::Put` | messages of up to [`Options::message_bytes_max`]; UCX copies small ones, and fetches large ones when the receiver has found their place |
 //! | `Op::Get` | a message that asks for the bytes, which are the reply |
-//! | `Op::Signal` | part of the last message of a put of the same slice, otherwise a message without bytes; the receiver stores the flag when all bytes before it are in place |
+//! | `Op::Signal` | part of the last message of the put before it or of the first one of the put behind it, otherwise a message without bytes; the receiver stores the flag when all bytes before it are in place |
 //! | an op on memory of this rank | a copy by the processor; a flag is stored after all earlier completions |
 //! | `Op::Wait` | not queued: the executor polls the flag |
 //! | a complete ticket | UCX has taken all bytes; a flush would cost a round trip over TCP |
 //! | `completed` | `ucp_worker_progress`, and the next messages |
 //! | `park` | sleeps on the descriptor of the worker; the waker, and a flag stored by another thread of the rank, write to an event descriptor |
-//! | `release` | drops what was not sent, waits for the rest, and closes the endpoint of a peer that takes none of it for two seconds |
+//! | `release` | drops what was not sent, waits for the rest, and closes the endpoint of a peer that takes none of it for two seconds; for a peer of the same host, everything |
 //! | `fork`, `join` | unreachable: no stream runs on a network |
 //!
 //! UCX does not promise the order of messages, so each has a number, and the receiver takes them in

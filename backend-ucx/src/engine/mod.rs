@@ -1,7 +1,8 @@
 //! Implements the engine, which sends a message for each op with a peer.
 //!
-//! The thread that polls the engine sends and receives everything. The processor copies for ops of
-//! the rank with itself, and a flag of this rank is stored when all earlier ops are complete.
+//! A thread that polls any engine of the rank sends and receives for all. The processor copies for
+//! ops of the rank with itself, and a flag of this rank is stored when all earlier ops are
+//! complete.
 //!
 //! | file | holds |
 //! | --- | --- |
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use peerlane_hal::{Caps, CopyEngine, Op, Reducer, StreamOrdered, Ticket};
+use peerlane_hal::{Caps, CopyEngine, Op, Rank, Reducer, StreamOrdered, Ticket};
 use peerlane_toolkit::{EngineState, EventParker, Loopback, ParkStep, TicketCounter};
 
 use crate::error::Error;
@@ -192,9 +193,9 @@ impl Engine {
     fn finish_release(&mut self) {
         let Some(since) = self.released else { return };
         let mut driver = self.network.lock();
-        let gets_arrive = driver.remove_gets(&self.completions);
+        let arriving = driver.remove_gets(&self.completions);
         let is_sending = self.queues.iter().flatten().any(PeerQueue::is_sending);
-        if !gets_arrive && !is_sending {
+        if arriving.is_empty() && !is_sending {
             drop(driver);
             self.tickets.finish_all();
             return;
@@ -202,8 +203,9 @@ impl Engine {
 
         if since.elapsed() > DROP_TIMEOUT {
             // The peers neither take nor send the rest.
+            let arrives = |peer: Rank| arriving.iter().any(|tag| peer_of(*tag) == peer.index());
             let queues = self.queues.iter().flatten();
-            for queue in queues.filter(|queue| gets_arrive || queue.is_sending()) {
+            for queue in queues.filter(|queue| queue.is_sending() || arrives(queue.peer())) {
                 driver.abandon(queue.peer());
             }
         }
@@ -262,16 +264,7 @@ unsafe impl CopyEngine for Engine {
             return Ok(());
         }
 
-        // An event that arrives from here on makes the descriptor readable.
-        let slept = match self.network.event_fd() {
-            Ok(Some(fd)) => {
-                self.parker.sleep([fd].into_iter(), limit).map(drop).map_err(Error::from)
-            }
-            other => {
-                self.parker.cancel_sleep();
-                other.map(drop)
-            }
-        };
+        let slept = self.network.sleep(&self.parker, limit);
         self.state.keep(slept)
     }
 

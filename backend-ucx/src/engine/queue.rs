@@ -232,7 +232,8 @@ impl PeerQueue {
             let tag = tag(peer, number, RequestKind::Send);
             // SAFETY: the op was checked against its regions, which the caller of `submit` keeps
             // until the op is complete, and the engine until the send ends.
-            let sent = unsafe { driver.send(&self.to, &header, payload, &completion, tag) }?;
+            let sent = unsafe { driver.send(&self.to, &header, payload, &completion, tag) };
+            let sent = sent.inspect_err(|_| self.sending -= 1)?;
             ended.extend(sent.map(|outcome| (tag, outcome)));
         }
         Ok(())
@@ -295,7 +296,9 @@ impl PeerQueue {
                 status,
             }),
             Outcome::Freed => {
-                let op = self.ops.get((number - self.first) as usize).map(|op| op.op);
+                // A release has dropped the op, if it is not there.
+                let index = number.checked_sub(self.first);
+                let op = index.and_then(|index| self.ops.get(index as usize)).map(|op| op.op);
                 let generation = match op {
                     Some(PeerOp::Get { from, .. }) => from.region,
                     _ => 0,

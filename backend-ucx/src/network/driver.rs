@@ -13,7 +13,7 @@ use super::wire::{Content, Header};
 use super::{Address, Completions, Outcome};
 use crate::error::{Error, Status};
 use crate::registration::Registration;
-use crate::sys::{Completion, Ended, EndpointId, OnLoss, Worker};
+use crate::sys::{Completion, EndpointId, OnLoss, Worker};
 
 /// The longest wait for requests that go on, when memory of the caller is freed or an engine is
 /// dropped.
@@ -61,8 +61,8 @@ impl Driver {
     pub(crate) fn worker(&mut self) -> Result<&mut Worker<Inbox>, Error> {
         self.worker.as_mut().ok_or_else(|| {
             Fault::Unavailable(
-                "the network of this rank was closed, because a peer neither took nor sent the rest of a message whose \
-                 memory was freed; open a new group"
+                "the network of this rank was closed, because a peer neither took nor sent the rest of a message when its \
+                 memory or its engine ended; open a new group"
                     .to_owned(),
             )
             .into()
@@ -94,9 +94,10 @@ impl Driver {
         Ok(self.worker()?.receiver().0.add_get(get))
     }
 
-    /// Forgets the gets of an engine. Returns whether bytes of some are on their way.
-    pub(crate) fn remove_gets(&mut self, of: &Arc<Completions>) -> bool {
-        self.worker().is_ok_and(|worker| worker.receiver().0.remove_gets(of))
+    /// Forgets the gets of an engine. Returns the tags of those whose bytes
+    /// are on their way.
+    pub(crate) fn remove_gets(&mut self, of: &Arc<Completions>) -> Vec<u64> {
+        self.worker().map_or_else(|_| Vec::new(), |worker| worker.receiver().0.remove_gets(of))
     }
 
     /// Sends a message to a peer. Returns how the send has ended, or `None` if `completion` is
@@ -131,6 +132,15 @@ impl Driver {
         }
     }
 
+    /// Forgets the endpoint to a peer that was not connected, so that another address can be tried.
+    pub(super) fn forget_endpoint(&mut self, peer: Rank) {
+        let connection = &mut self.endpoints[peer.index()];
+        let connection = std::mem::replace(connection, Connection::Unused);
+        if let (Connection::Open(endpoint), Ok(worker)) = (connection, self.worker()) {
+            worker.abandon(endpoint);
+        }
+    }
+
     /// Returns the endpoint to a peer, which the first message creates.
     fn endpoint(&mut self, to: &Address) -> Result<EndpointId, Error> {
         let peer = to.rank;
@@ -142,7 +152,7 @@ impl Driver {
             },
             Connection::Abandoned => {
                 let how = format!(
-                    "{} took no bytes for {DROP_TIMEOUT:?} when the work with it ended",
+                    "{} neither took nor sent the rest of its messages for {DROP_TIMEOUT:?} when the work with it ended",
                     to.location()
                 );
                 Err(Fault::PeerLost { peer, how }.into())
@@ -166,8 +176,7 @@ impl Driver {
     /// Asks a peer a question.
     pub(super) fn ask_peer(&mut self, to: &Address, header: &Header) -> Result<(), Error> {
         let endpoint = self.endpoint(to)?;
-        let completion: Arc<dyn Completion> = Arc::new(Unnoticed);
-        match self.worker()?.send_question(endpoint, &header.encode(), &completion) {
+        match self.worker()?.send_question(endpoint, &header.encode()) {
             Some(Err(status)) => Err(lost(to, status)),
             _ => Ok(()),
         }
@@ -178,7 +187,7 @@ impl Driver {
         self.endpoint(to).map(drop)
     }
 
-    /// Sends the answers to questions, and the bytes that peers have asked for.
+    /// Sends the bytes that peers have asked for.
     pub(super) fn send_replies(
         &mut self,
         peer: impl Fn(Rank) -> Result<Arc<Address>, Error>,
@@ -190,16 +199,14 @@ impl Driver {
         }
         self.ended = ended;
 
-        let worker = self.worker()?;
-        if !worker.receiver().0.answers.is_empty() {
-            let completion: Arc<dyn Completion> = Arc::new(Unnoticed);
-            for (to, header) in std::mem::take(&mut worker.receiver().0.answers) {
-                worker.send_reply(to, &header.encode(), &completion);
+        for _ in 0..self.worker()?.receiver().0.replies.len() {
+            let Some(reply) = self.worker()?.receiver().0.replies.pop_front() else { break };
+            match peer(reply.to) {
+                // A peer that cannot be reached learns of it itself.
+                Ok(to) => drop(self.send_bytes_of_get(&to, &reply)),
+                // This rank has not connected to it yet.
+                Err(_) => self.worker()?.receiver().0.replies.push_back(reply),
             }
-        }
-        while let Some(reply) = self.worker()?.receiver().0.replies.pop_front() {
-            // A peer that cannot be reached learns of it itself.
-            let _ = peer(reply.to).and_then(|to| self.send_bytes_of_get(&to, &reply));
         }
         Ok(())
     }
@@ -234,19 +241,16 @@ impl Driver {
 
     /// Returns whether a request that goes on accesses a region.
     pub(super) fn uses(&mut self, number: u64, region: &Arc<Registration>) -> bool {
-        self.replying.values().any(|it| Arc::ptr_eq(it, region))
-            || self.worker().is_ok_and(|worker| worker.receiver().0.is_receiving(number))
+        let is_it = |it: &Arc<Registration>| Arc::ptr_eq(it, region);
+        self.replying.values().any(is_it)
+            || self.worker().is_ok_and(|worker| {
+                let inbox = worker.receiver().0;
+                let replied = |reply: &GetReply| reply.from.iter().any(|(it, ..)| is_it(it));
+                inbox.is_receiving(number) || inbox.replies.iter().any(replied)
+            })
     }
 }
 
 fn lost(to: &Address, status: Status) -> Error {
     Error::Send { what: "a message to", peer: to.rank, location: to.location(), status }
-}
-
-/// Takes the end of a message whose loss its sender notices by the answer.
-#[derive(Debug)]
-struct Unnoticed;
-
-impl Completion for Unnoticed {
-    fn complete(&self, _tag: u64, _ended: Ended) {}
 }

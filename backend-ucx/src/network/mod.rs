@@ -18,12 +18,12 @@ mod thread;
 mod wire;
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerlane_hal::{Deadline, Rank, RemoteKey as _};
-use peerlane_toolkit::{Fault, Sleepers};
+use peerlane_toolkit::{EventParker, Fault, Sleepers};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub(crate) use address::Address;
@@ -68,6 +68,8 @@ pub(crate) struct Core {
     driver: Mutex<Driver>,
     /// How often engines have driven the worker.
     drives: AtomicU64,
+    /// The number of threads that sleep until the worker has events.
+    asleep: AtomicUsize,
     pub(crate) sleepers: Arc<Sleepers>,
     event_fd: OwnedFd,
     /// The addresses of the connected ranks.
@@ -91,6 +93,7 @@ impl Network {
             token,
             driver: Mutex::new(Driver::new(worker, (rank, ranks))),
             drives: AtomicU64::new(0),
+            asleep: AtomicUsize::new(0),
             sleepers: Arc::default(),
             event_fd,
             peers: Mutex::new(vec![None; ranks]),
@@ -165,13 +168,27 @@ impl Core {
         }
     }
 
-    /// Returns the descriptor on which a thread sleeps, if the worker has no events now.
-    pub(crate) fn event_fd(&self) -> Result<Option<BorrowedFd<'_>>, Error> {
+    /// Lets the thread of an engine sleep until the worker has events, if it has none now.
+    pub(crate) fn sleep(&self, parker: &EventParker, limit: Duration) -> Result<(), Error> {
+        self.asleep.fetch_add(1, Ordering::SeqCst);
+        let slept = match self.arm() {
+            Ok(true) => {
+                parker.sleep([self.event_fd.as_fd()].into_iter(), limit).map_err(Error::from)
+            }
+            other => {
+                parker.cancel_sleep();
+                other.map(|_| 0)
+            }
+        };
+        self.asleep.fetch_sub(1, Ordering::SeqCst);
+        slept.map(drop)
+    }
+
+    /// Makes the descriptor of the worker report the next event. Returns false if there are events
+    /// already.
+    fn arm(&self) -> Result<bool, Error> {
         let mut driver = self.lock();
-        if self.drive(&mut driver)? || !driver.worker()?.arm()? {
-            return Ok(None);
-        }
-        Ok(Some(self.event_fd.as_fd()))
+        Ok(!self.drive(&mut driver)? && driver.worker()?.arm()?)
     }
 
     /// Asks whether a peer is the rank that it was told of.
@@ -179,7 +196,11 @@ impl Core {
         // If both sides wait until the deadline of the group, no time is left to tell the others
         // which rank does not answer.
         let deadline = Deadline::after(deadline.remaining() * 3 / 4);
-        match self.ask_peer(to, Question::Hello, "answer", deadline)? {
+        let asked = self.ask_peer(to, Question::Hello, "answer", deadline);
+        if !matches!(asked, Ok(Answer::Yes)) && self.peer(to.rank).is_err() {
+            self.lock().forget_endpoint(to.rank);
+        }
+        match asked? {
             Answer::Yes => Ok(()),
             Answer::Freed | Answer::Unknown => {
                 let how = format!(
@@ -220,12 +241,27 @@ impl Core {
             sequence: self.token,
             content: Content::Question { request, question },
         };
-        self.lock().ask_peer(to, &header)?;
 
+        self.lock().worker()?.receiver().0.open_question(request);
+        let asked = self.lock().ask_peer(to, &header);
+        let answer = asked.and_then(|()| self.wait_for_answer(to, request, what, deadline));
+        if let Ok(worker) = self.lock().worker() {
+            worker.receiver().0.close_question(request);
+        }
+        answer
+    }
+
+    fn wait_for_answer(
+        &self,
+        to: &Address,
+        request: u64,
+        what: &'static str,
+        deadline: Deadline,
+    ) -> Result<Answer, Error> {
         loop {
             let mut driver = self.lock();
             let has_progressed = self.drive(&mut driver)?;
-            if let Some(answer) = driver.worker()?.receiver().0.answered.remove(&request) {
+            if let Some(answer) = driver.worker()?.receiver().0.answer(request) {
                 return Ok(answer);
             }
             driver.check(to)?;

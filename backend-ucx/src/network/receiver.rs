@@ -34,10 +34,8 @@ pub(crate) struct Inbox {
     next_get: u64,
     /// Gets of peers whose bytes can be sent now.
     pub(crate) replies: VecDeque<GetReply>,
-    /// Answers to questions of peers, which are sent next.
-    pub(crate) answers: Vec<(ReplyTo, Header)>,
-    /// The answers of peers to questions of this rank.
-    pub(crate) answered: HashMap<u64, Answer>,
+    /// The questions of this rank that are open, with the answers that have arrived.
+    questions: HashMap<u64, Option<Answer>>,
     /// Whether flags were stored, or gets ended, since the last call of
     /// [`take_news`](Self::take_news).
     has_news: bool,
@@ -53,8 +51,8 @@ struct Stream {
     next: u64,
     /// The messages that have arrived and are not taken.
     held: BTreeMap<u64, Held>,
-    /// The numbers of messages whose bytes are on their way, with the places that they go to.
-    incoming: Vec<(u64, u64, Range<u64>)>,
+    /// The numbers of messages whose bytes are on their way, with the addresses that they go to.
+    incoming: Vec<(u64, Range<usize>)>,
     /// Flags that wait for the bytes of all messages before a number.
     flags: VecDeque<(u64, FlagStore)>,
     /// Whether a receive has failed, so that no flag is stored any more.
@@ -153,9 +151,9 @@ impl Inbox {
         self.next_get
     }
 
-    /// Forgets the gets of an engine, but for those whose bytes are on their way. Returns whether
-    /// there are such.
-    pub(crate) fn remove_gets(&mut self, of: &Arc<Completions>) -> bool {
+    /// Forgets the gets of an engine, but for those whose bytes are on their way, whose tags it
+    /// returns.
+    pub(crate) fn remove_gets(&mut self, of: &Arc<Completions>) -> Vec<u64> {
         let request = |receive: &Receive| match receive {
             Receive::Get { request } => Some(*request),
             Receive::Put { .. } => None,
@@ -163,7 +161,22 @@ impl Inbox {
         let incoming: Vec<u64> = self.receives.values().filter_map(request).collect();
         let is_of = |get: &PendingGet| Arc::ptr_eq(&get.completions, of);
         self.gets.retain(|request, get| !is_of(get) || incoming.contains(request));
-        self.gets.values().any(is_of)
+        self.gets.values().filter(|get| is_of(get)).map(|get| get.tag).collect()
+    }
+
+    /// Notes that an answer with this number is expected.
+    pub(crate) fn open_question(&mut self, request: u64) {
+        self.questions.insert(request, None);
+    }
+
+    /// Returns the answer to a question, if it has arrived.
+    pub(crate) fn answer(&self, request: u64) -> Option<Answer> {
+        self.questions.get(&request).copied().flatten()
+    }
+
+    /// Forgets a question, so that a later answer is dropped.
+    pub(crate) fn close_question(&mut self, request: u64) {
+        self.questions.remove(&request);
     }
 
     /// Returns whether flags were stored or gets ended since the last call.
@@ -181,16 +194,23 @@ impl Inbox {
                 return self.end_get(calls, request, is_freed, arrival);
             }
             Content::Answer { request, answer } => {
-                self.answered.insert(request, answer);
-                self.has_news = true;
+                if let Some(open) = self.questions.get_mut(&request) {
+                    *open = Some(answer);
+                    self.has_news = true;
+                }
                 return discard(calls, arrival);
             }
             _ => {}
         }
 
         let id = (sender, engine);
+        let target = self.target(&content, arrival.bytes());
         let stream = self.streams.entry(id).or_default();
-        if sequence != stream.next || stream.blocks(&content, arrival.bytes()) {
+        if sequence < stream.next || stream.held.contains_key(&sequence) {
+            // UCX delivers a message once, so the number was not given by an engine.
+            return discard(calls, arrival);
+        }
+        if sequence != stream.next || stream.blocks(&content, &target) {
             stream.held.insert(sequence, Held { content, payload: arrival.keep() });
             return;
         }
@@ -200,8 +220,7 @@ impl Inbox {
 
     /// Takes the messages that were held, as far as it is possible now.
     fn take_held(&mut self, calls: &Calls, id: StreamId) {
-        while let Some(Held { content, payload }) = self.streams.get_mut(&id).and_then(Stream::pop)
-        {
+        while let Some(Held { content, payload }) = self.pop_held(id) {
             match payload {
                 Payload::Bytes(bytes) => self.apply(calls, id, content, Arrival::Bytes(&bytes)),
                 Payload::Rendezvous(message, bytes) => {
@@ -209,6 +228,33 @@ impl Inbox {
                 }
             }
         }
+    }
+
+    /// Removes the next message from those that are held, if it need not wait.
+    fn pop_held(&mut self, id: StreamId) -> Option<Held> {
+        let stream = self.streams.get(&id)?;
+        let held = stream.held.get(&stream.next)?;
+        let bytes = match &held.payload {
+            Payload::Bytes(bytes) => bytes.len() as u64,
+            Payload::Rendezvous(_, bytes) => *bytes as u64,
+        };
+        if stream.blocks(&held.content, &self.target(&held.content, bytes)) {
+            return None;
+        }
+        let stream = self.streams.get_mut(&id)?;
+        stream.held.remove(&stream.next)
+    }
+
+    /// Returns the addresses that the bytes of a message go to; none if it has no bytes or its
+    /// region was freed.
+    fn target(&self, content: &Content, bytes: u64) -> Range<usize> {
+        let Content::Put { to, .. } = content else { return 0..0 };
+        let region = self.regions.get(&to.region);
+        let region = region.filter(|region| region.contains(to.offset, bytes));
+        region.map_or(0..0, |region| {
+            let first = region.address_at(to.offset) as usize;
+            first..first + bytes as usize
+        })
     }
 
     /// Does what the next message of an engine says.
@@ -269,7 +315,7 @@ impl Inbox {
             Arrival::Rendezvous(message, bytes) => {
                 self.next_receive += 1;
                 let tag = self.next_receive;
-                let (memory, range) = (Arc::clone(region), to.offset..to.offset + bytes as u64);
+                let (memory, target) = (Arc::clone(region), at as usize..at as usize + bytes);
                 // SAFETY: as above. The receive keeps the region; who frees memory of the caller
                 // waits for its end.
                 let ended = unsafe { calls.receive(message, (at, bytes), tag) };
@@ -278,7 +324,7 @@ impl Inbox {
                     Some(Ok(())) => {}
                     Some(Err(_)) => stream.is_broken = true,
                     None => {
-                        stream.incoming.push((sequence, to.region, range));
+                        stream.incoming.push((sequence, target));
                         let receive = Receive::Put {
                             stream: id,
                             sequence,
@@ -344,7 +390,7 @@ impl Inbox {
     }
 
     /// Answers a question of a peer.
-    fn answer(&mut self, reply: ReplyTo, header: &[u8]) {
+    fn answer_question(&self, calls: &Calls, reply: &ReplyTo<'_>, header: &[u8]) {
         let Some(Header { token, sequence, content, .. }) = Header::decode(header) else { return };
         let Content::Question { request, question } = content else { return };
         let answer = match question {
@@ -358,7 +404,7 @@ impl Inbox {
         let content = Content::Answer { request, answer };
         let sender = self.rank;
         let header = Header { token: sequence, sender, engine: 0, sequence: 0, content };
-        self.answers.push((reply, header));
+        calls.reply(reply, &header.encode());
     }
 
     fn finish_get(&mut self, request: u64, outcome: Outcome) {
@@ -371,29 +417,15 @@ impl Inbox {
 
 impl Stream {
     /// Returns whether a message has to wait for bytes that are on their way.
-    fn blocks(&self, content: &Content, bytes: u64) -> bool {
+    fn blocks(&self, content: &Content, target: &Range<usize>) -> bool {
         match content {
-            Content::Put { to, .. } => self.incoming.iter().any(|(_, region, range)| {
-                *region == to.region
-                    && range.start < to.offset.saturating_add(bytes)
-                    && to.offset < range.end
-            }),
+            Content::Put { .. } => self
+                .incoming
+                .iter()
+                .any(|(_, range)| range.start < target.end && target.start < range.end),
             Content::Get { .. } | Content::End => !self.incoming.is_empty(),
             Content::Reply { .. } | Content::Question { .. } | Content::Answer { .. } => false,
         }
-    }
-
-    /// Removes the next message from those that are held, if it need not wait.
-    fn pop(&mut self) -> Option<Held> {
-        let held = self.held.get(&self.next)?;
-        let bytes = match &held.payload {
-            Payload::Bytes(bytes) => bytes.len() as u64,
-            Payload::Rendezvous(_, bytes) => *bytes as u64,
-        };
-        if self.blocks(&held.content, bytes) {
-            return None;
-        }
-        self.held.remove(&self.next)
     }
 }
 
@@ -405,9 +437,9 @@ fn discard(calls: &Calls, arrival: Arrival<'_>) {
 }
 
 impl Receiver for Inbox {
-    fn eager(&mut self, calls: &Calls, header: &[u8], payload: &[u8], reply: Option<ReplyTo>) {
+    fn eager(&mut self, calls: &Calls, header: &[u8], payload: &[u8], reply: Option<ReplyTo<'_>>) {
         match reply {
-            Some(reply) => self.answer(reply, header),
+            Some(reply) => self.answer_question(calls, &reply, header),
             None => self.take(calls, header, Arrival::Bytes(payload)),
         }
     }
@@ -422,12 +454,16 @@ impl Receiver for Inbox {
                 self.finish_get(request, Outcome::from_request(ended))
             }
             Some(Receive::Put { stream: id, sequence, .. }) => {
+                let is_complete = ended.is_ok();
                 if let Some(stream) = self.streams.get_mut(&id) {
                     stream.incoming.retain(|(incoming, ..)| *incoming != sequence);
-                    stream.is_broken |= ended.is_err();
+                    stream.is_broken |= !is_complete;
                 }
                 self.store_flags(id);
-                self.take_held(calls, id);
+                // The sender or the worker is gone, so that nothing else is received.
+                if is_complete {
+                    self.take_held(calls, id);
+                }
             }
             None => {}
         }

@@ -66,7 +66,7 @@ impl Core {
                 sleep(stop, look);
                 continue;
             }
-            if self.sleepers.is_any_asleep() {
+            if self.asleep.load(Ordering::SeqCst) > 0 {
                 // Engines that sleep wake by themselves.
                 sleep(stop, look);
                 look = (2 * look).min(LOOK_MAX);

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -29,7 +30,7 @@ pub(crate) type Ended = Result<(), Status>;
 /// What a worker does with the messages that arrive.
 pub(crate) trait Receiver: Send + 'static {
     /// Takes a message whose bytes have arrived.
-    fn eager(&mut self, calls: &Calls, header: &[u8], payload: &[u8], reply: Option<ReplyTo>);
+    fn eager(&mut self, calls: &Calls, header: &[u8], payload: &[u8], reply: Option<ReplyTo<'_>>);
 
     /// Takes a message whose bytes the sender holds, which it [receives](Calls::receive) or
     /// [drops](Calls::drop_rendezvous).
@@ -46,12 +47,10 @@ pub(crate) struct Rendezvous(NonNull<c_void>);
 // SAFETY: a descriptor may be used by any thread that has the worker.
 unsafe impl Send for Rendezvous {}
 
-/// The sender of a message that asks for a reply.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReplyTo(ucp_ep_h);
-
-// SAFETY: an endpoint may be used by any thread that has the worker.
-unsafe impl Send for ReplyTo {}
+/// The sender of a message that asks for a reply. UCX keeps its endpoint while it hands over the
+/// message, and no longer.
+#[derive(Debug)]
+pub(crate) struct ReplyTo<'a>(ucp_ep_h, PhantomData<&'a ()>);
 
 /// Learns that a send or flush has ended, while the caller holds the worker.
 pub(crate) trait Completion: Send + Sync {
@@ -76,10 +75,16 @@ struct State<R> {
     calls: Calls,
 }
 
-/// A receive that goes on, for its callback.
+/// A receive, for its callback.
 struct Receiving {
+    library: &'static Library,
     state: *mut c_void,
     tag: u64,
+    /// Whether the call that starts the receive has not returned. UCX may call back within it, when
+    /// the receiver is in use.
+    is_starting: Cell<bool>,
+    /// How the receive has ended within the call that starts it.
+    ended: Cell<Option<Ended>>,
 }
 
 impl Calls {
@@ -94,7 +99,13 @@ impl Calls {
         (at, bytes): (*mut u8, usize),
         tag: u64,
     ) -> Option<Ended> {
-        let receiving = Box::into_raw(Box::new(Receiving { state: self.state, tag }));
+        let receiving = Box::into_raw(Box::new(Receiving {
+            library: self.library,
+            state: self.state,
+            tag,
+            is_starting: Cell::new(true),
+            ended: Cell::new(None),
+        }));
         let callback = ucp_request_callback { recv_am: self.on_received };
         let param = request_param(callback, receiving.cast(), 0);
         let (worker, descriptor) = (self.worker, message.0.as_ptr());
@@ -102,12 +113,23 @@ impl Calls {
         let request =
             unsafe { (self.library.am_receive)(worker, descriptor, at.cast(), bytes, &param) };
 
-        let ended = ended(request);
+        // SAFETY: the callback has left the box, because the receive was starting.
+        let this = unsafe { &*receiving };
+        let ended = ended(request).or_else(|| this.ended.take());
+        this.is_starting.set(false);
         if ended.is_some() {
             // SAFETY: the request has ended, so that no callback takes the box.
             drop(unsafe { Box::from_raw(receiving) });
         }
         ended
+    }
+
+    /// Replies to a message with one without bytes, whose loss its receiver notices.
+    pub(crate) fn reply(&self, to: &ReplyTo<'_>, header: &[u8]) {
+        let completion: Arc<dyn Completion> = Arc::new(Unnoticed);
+        let request = Request::new(self.library, &completion, 0, header);
+        // SAFETY: UCX keeps the endpoint as long as the borrow, and there are no bytes.
+        let _ = unsafe { request.send(to.0, (ptr::null(), 0), 0) };
     }
 
     /// Lets the sender of a message go on without its bytes.
@@ -348,28 +370,12 @@ impl<R: Receiver> Worker<R> {
     }
 
     /// Sends a message without bytes that asks for a reply.
-    pub(crate) fn send_question(
-        &mut self,
-        endpoint: EndpointId,
-        header: &[u8],
-        completion: &Arc<dyn Completion>,
-    ) -> Option<Ended> {
+    pub(crate) fn send_question(&mut self, endpoint: EndpointId, header: &[u8]) -> Option<Ended> {
         let raw = self.endpoints[endpoint.0].raw;
-        let request = Request::new(self.context.library, completion, 0, header);
+        let completion: Arc<dyn Completion> = Arc::new(Unnoticed);
+        let request = Request::new(self.context.library, &completion, 0, header);
         // SAFETY: the endpoint is open, and there are no bytes.
         unsafe { request.send(raw, (ptr::null(), 0), UCP_AM_SEND_FLAG_REPLY) }
-    }
-
-    /// Replies to a message with one without bytes.
-    pub(crate) fn send_reply(
-        &mut self,
-        to: ReplyTo,
-        header: &[u8],
-        completion: &Arc<dyn Completion>,
-    ) -> Option<Ended> {
-        let request = Request::new(self.context.library, completion, 0, header);
-        // SAFETY: UCX keeps the endpoint of a sender, and there are no bytes.
-        unsafe { request.send(to.0, (ptr::null(), 0), 0) }
     }
 
     /// Waits until everything that was sent to an endpoint has left this process. Returns how it
@@ -469,6 +475,14 @@ impl Completion for EndOfRequest {
     }
 }
 
+/// Takes the end of a message whose loss is noticed otherwise.
+#[derive(Debug)]
+struct Unnoticed;
+
+impl Completion for Unnoticed {
+    fn complete(&self, _tag: u64, _ended: Ended) {}
+}
+
 /// A send, flush or close, with the header of a send, which must not move until it ends.
 struct Request {
     library: &'static Library,
@@ -559,13 +573,22 @@ unsafe extern "C" fn on_received<R: Receiver>(
     _bytes: usize,
     user_data: *mut c_void,
 ) {
-    // SAFETY: the pointer is that of `receive`, and UCX calls once for each request.
-    let receiving = unsafe { Box::from_raw(user_data.cast::<Receiving>()) };
-    // SAFETY: the state is that of the worker, which is in a call that lends it to callbacks.
-    let State { receiver, calls } = unsafe { &mut *receiving.state.cast::<State<R>>() };
+    let receiving = user_data.cast::<Receiving>();
+    // SAFETY: the pointer is that of `receive`, whose box lives until its receive has ended.
+    let this = unsafe { &*receiving };
     // SAFETY: the request has ended, and is freed once.
-    unsafe { (calls.library.request_free)(request) };
-    receiver.received(calls, receiving.tag, status_of(status));
+    unsafe { (this.library.request_free)(request) };
+    if this.is_starting.get() {
+        this.ended.set(Some(status_of(status)));
+        return;
+    }
+
+    // SAFETY: UCX calls once for each request, so the box is taken once.
+    let Receiving { state, tag, .. } = *unsafe { Box::from_raw(receiving) };
+    // SAFETY: the state is that of the worker, which is in a call that lends it to callbacks. The
+    // receiver is not in use, because no receive is starting.
+    let State { receiver, calls } = unsafe { &mut *state.cast::<State<R>>() };
+    receiver.received(calls, tag, status_of(status));
 }
 
 /// Hands a message to the receiver.
@@ -594,7 +617,7 @@ unsafe extern "C" fn on_message<R: Receiver>(
     }
 
     let asks = param.recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP != 0;
-    let reply = asks.then_some(ReplyTo(param.reply_ep));
+    let reply = asks.then_some(ReplyTo(param.reply_ep, PhantomData));
     // SAFETY: the message has so many bytes.
     receiver.eager(calls, header, unsafe { bytes_at(data, bytes) }, reply);
     UCS_OK

@@ -91,11 +91,6 @@ impl Sleepers {
         threads.iter().filter_map(Weak::upgrade).for_each(|wakeup| wakeup.notify());
     }
 
-    /// Returns whether a thread sleeps or is about to.
-    pub fn is_any_asleep(&self) -> bool {
-        self.asleep.load(Ordering::SeqCst) > 0
-    }
-
     fn add(&self, wakeup: &Arc<WakeupEvent>) {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.retain(|wakeup| wakeup.strong_count() > 0);
@@ -234,6 +229,14 @@ impl EventParker {
             self.spin.record_wait(since.elapsed());
         }
         if announced {
+            self.withdraw();
+        }
+    }
+}
+
+impl Drop for EventParker {
+    fn drop(&mut self) {
+        if self.parker.is_announced() {
             self.withdraw();
         }
     }
