@@ -126,6 +126,9 @@ impl fmt::Display for NoGpus {
     }
 }
 
+/// The reason in a survey of what was left out.
+const NOT_LOOKED_FOR: &str = "it was not looked for";
+
 /// The GPUs and network devices of this machine, or for each backend the reason why there are none.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -140,14 +143,14 @@ pub struct Survey {
     pub ucx: Result<Vec<Device>, String>,
 }
 
-/// The reason in a survey of what was left out.
-const NOT_LOOKED_FOR: &str = "it was not looked for";
-
 impl Survey {
     /// Loads the libraries of all vendors, and lists the devices of this machine that they report.
     pub fn of_machine() -> Self {
-        let (rdma, ucx) = (Self::of_network(Backend::Rdma), Self::of_network(Backend::Ucx));
-        Self { rdma, ucx, ..Self::for_request(None) }
+        Self {
+            rdma: Self::of_network(Backend::Rdma),
+            ucx: Self::of_network(Backend::Ucx),
+            ..Self::for_request(None)
+        }
     }
 
     /// Lists the GPUs that a rank may use, and no networks.

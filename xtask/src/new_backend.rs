@@ -280,6 +280,10 @@ fn network_entries(name: &str) -> Vec<Entry> {
             format!("            {name}: Self::of_network(Backend::{variant}),\n"),
         ),
         survey(
+            "            rdma: Err(NOT_LOOKED_FOR",
+            format!("            {name}: Err(NOT_LOOKED_FOR.to_owned()),\n"),
+        ),
+        survey(
             "            Backend::Rdma => Some(&self.rdma)",
             format!("            Backend::{variant} => Some(&self.{name}),\n"),
         ),
