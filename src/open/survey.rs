@@ -153,6 +153,13 @@ impl Survey {
         }
     }
 
+    /// Lists the GPUs of this machine, and loads no library of a network.
+    ///
+    /// UCX ends a process that has reached its limit of threads or memory when it loads.
+    pub fn of_gpus() -> Self {
+        Self::for_request(None)
+    }
+
     /// Lists the GPUs that a rank may use, and no networks.
     pub(super) fn for_request(requested: Option<Backend>) -> Self {
         let gpus = |backend| match requested {

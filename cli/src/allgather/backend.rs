@@ -48,7 +48,7 @@ impl Selected {
     /// Selects the backend without a look at the options that need one of them.
     pub(crate) fn of_target(target: &TargetOptions, local_ranks: Option<usize>) -> Result<Self> {
         match target.backend.0 {
-            None => Self::auto(Survey::of_machine(), target, local_ranks),
+            None => Self::auto(Survey::of_gpus(), target, local_ranks),
             Some(backend @ (Backend::Cuda | Backend::Rocm)) => {
                 Ok(Self { backend, slots: slots(backend, &target.devices)?, note: None })
             }
@@ -99,7 +99,7 @@ fn slots(backend: Backend, requested: &[u32]) -> Result<Vec<GpuSlot>> {
         Failure::failed(text)
             .with_advice("run `peerlane doctor` to see the backends and devices of this machine")
     };
-    let survey = Survey::of_machine();
+    let survey = Survey::of_gpus();
     let devices = if backend == Backend::Rocm { survey.rocm } else { survey.cuda };
     let devices = devices.map_err(|reason| missing(reason.to_string()))?;
     pick(backend, slots_of(devices), requested)
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn auto_selects_gpus_and_gives_a_reason() {
         let selected = |line: &str, cuda, local_ranks| {
-            let mut survey = Survey::of_machine();
+            let mut survey = Survey::of_gpus();
             survey.cuda = cuda;
             survey.rocm = Err(NoGpus::Absent("libamdhip64.so is not there".to_owned()));
             Selected::auto(survey, &parse(line).unwrap().target, local_ranks)
