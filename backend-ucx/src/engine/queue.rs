@@ -134,7 +134,8 @@ impl PeerQueue {
         self.ops.len()
     }
 
-    /// Returns whether all ops up to a number of the engine are complete.
+    /// Returns whether all ops are complete that the engine has submitted before the op `order`,
+    /// and that op.
     pub(super) fn is_complete(&self, order: u64) -> bool {
         let open = self.ops.iter().find(|op| op.state != State::Complete);
         open.is_none_or(|op| op.order > order)

@@ -94,8 +94,8 @@ impl Driver {
         Ok(self.worker()?.receiver().0.add_get(get))
     }
 
-    /// Forgets the gets of an engine. Returns the tags of those whose bytes
-    /// are on their way.
+    /// Forgets the gets of an engine, but for those whose bytes are on their way, whose tags it
+    /// returns.
     pub(crate) fn remove_gets(&mut self, of: &Arc<Completions>) -> Vec<u64> {
         self.worker().map_or_else(|_| Vec::new(), |worker| worker.receiver().0.remove_gets(of))
     }

@@ -6,6 +6,7 @@
 //! only when everything before it is in place, and a message is held whose bytes overlap with those
 //! that are on their way.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -62,18 +63,13 @@ struct Stream {
 #[derive(Debug)]
 struct Held {
     content: Content,
-    payload: Payload,
+    arrival: Arrival<'static>,
 }
 
+/// The bytes of a message, which are borrowed from UCX while it hands over the message.
 #[derive(Debug)]
-enum Payload {
-    Bytes(Vec<u8>),
-    Rendezvous(Rendezvous, usize),
-}
-
-/// The bytes of a message, which are borrowed if it is taken as it arrives.
 enum Arrival<'a> {
-    Bytes(&'a [u8]),
+    Bytes(Cow<'a, [u8]>),
     Rendezvous(Rendezvous, usize),
 }
 
@@ -85,10 +81,10 @@ impl Arrival<'_> {
         }
     }
 
-    fn keep(self) -> Payload {
+    fn into_owned(self) -> Arrival<'static> {
         match self {
-            Self::Bytes(bytes) => Payload::Bytes(bytes.to_vec()),
-            Self::Rendezvous(message, bytes) => Payload::Rendezvous(message, bytes),
+            Self::Bytes(bytes) => Arrival::Bytes(Cow::Owned(bytes.into_owned())),
+            Self::Rendezvous(message, bytes) => Arrival::Rendezvous(message, bytes),
         }
     }
 }
@@ -211,7 +207,7 @@ impl Inbox {
             return discard(calls, arrival);
         }
         if sequence != stream.next || stream.blocks(&content, &target) {
-            stream.held.insert(sequence, Held { content, payload: arrival.keep() });
+            stream.held.insert(sequence, Held { content, arrival: arrival.into_owned() });
             return;
         }
         self.apply(calls, id, content, arrival);
@@ -220,13 +216,8 @@ impl Inbox {
 
     /// Takes the messages that were held, as far as it is possible now.
     fn take_held(&mut self, calls: &Calls, id: StreamId) {
-        while let Some(Held { content, payload }) = self.pop_held(id) {
-            match payload {
-                Payload::Bytes(bytes) => self.apply(calls, id, content, Arrival::Bytes(&bytes)),
-                Payload::Rendezvous(message, bytes) => {
-                    self.apply(calls, id, content, Arrival::Rendezvous(message, bytes));
-                }
-            }
+        while let Some(Held { content, arrival }) = self.pop_held(id) {
+            self.apply(calls, id, content, arrival);
         }
     }
 
@@ -234,11 +225,7 @@ impl Inbox {
     fn pop_held(&mut self, id: StreamId) -> Option<Held> {
         let stream = self.streams.get(&id)?;
         let held = stream.held.get(&stream.next)?;
-        let bytes = match &held.payload {
-            Payload::Bytes(bytes) => bytes.len() as u64,
-            Payload::Rendezvous(_, bytes) => *bytes as u64,
-        };
-        if stream.blocks(&held.content, &self.target(&held.content, bytes)) {
+        if stream.blocks(&held.content, &self.target(&held.content, held.arrival.bytes())) {
             return None;
         }
         let stream = self.streams.get_mut(&id)?;
@@ -440,7 +427,7 @@ impl Receiver for Inbox {
     fn eager(&mut self, calls: &Calls, header: &[u8], payload: &[u8], reply: Option<ReplyTo<'_>>) {
         match reply {
             Some(reply) => self.answer_question(calls, &reply, header),
-            None => self.take(calls, header, Arrival::Bytes(payload)),
+            None => self.take(calls, header, Arrival::Bytes(payload.into())),
         }
     }
 

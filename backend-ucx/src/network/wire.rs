@@ -6,7 +6,7 @@ use peerlane_hal::wire::{Reader, Truncated, Writer};
 /// The header of a message, by which the receiver finds what to do with its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// The number that the receiver has put into its address. A message without it is dropped.
+    /// The token of the receiver's address. A rank drops messages with another token.
     pub(crate) token: u64,
     pub(crate) sender: Rank,
     /// The number of the engine that has sent the message, in the fabric of the sender.

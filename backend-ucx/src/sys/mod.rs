@@ -36,7 +36,7 @@ pub(crate) fn version() -> Result<String, Fault> {
     Ok(Library::load()?.version_text())
 }
 
-/// Returns a status that the library has returned, with its text.
+/// Returns the status of an error code, with its text in UCX.
 fn failed_with(code: ucs_status_t) -> Status {
     let text = Library::load().map(|library| library.status_text(code)).unwrap_or_default();
     Status { code, text }

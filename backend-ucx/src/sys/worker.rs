@@ -27,7 +27,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How a request has ended.
 pub(crate) type Ended = Result<(), Status>;
 
-/// What a worker does with the messages that arrive.
+/// Handles the messages that arrive at a worker.
 pub(crate) trait Receiver: Send + 'static {
     /// Takes a message whose bytes have arrived.
     fn eager(&mut self, calls: &Calls, header: &[u8], payload: &[u8], reply: Option<ReplyTo<'_>>);
