@@ -160,9 +160,10 @@ fn counts(options: &Options, total_bytes: u64) -> StartCounts {
     StartCounts { warmup: options.warmup, timed, aligned: false }
 }
 
-/// Returns the shortest time of bare copies over all sets of streams, for each block length. It
-/// must be measured before other streams are created, because more streams share the queues of the
-/// device.
+/// Returns the shortest time of all ways to copy, for each block length.
+///
+/// It must be measured before other streams are created, because more streams share the queues of
+/// the device.
 ///
 /// Many iterations in a row hide the host time of a single one. Without flags, however, the ranks
 /// get out of step, and copies from several ranks to one peer collide. Therefore a few iterations
