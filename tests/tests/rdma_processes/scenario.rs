@@ -42,6 +42,9 @@ const ARMED: Duration = Duration::from_millis(300);
 const ARMED_TIMES: usize = 3;
 /// By how much a rank is late, and how often: what else this machine does can disturb one wait.
 const LATE: Duration = Duration::from_millis(600);
+/// By how many times the processor time of a start it is late on a slow machine. The naps of a wait
+/// grow with the wait, so a wait of a few slow polls says little about a long one.
+const LATE_IN_STARTS: u32 = 30;
 const LATE_STARTS: usize = 3;
 /// Per cent of a processor while a graph is not replayed; whoever looks all the time uses all of one.
 const IDLE_MAX: f64 = 50.0;
@@ -277,10 +280,11 @@ fn waits(parent: &Parent, mut group: Group) -> Outcome {
         busy = busy.max(used);
     }
 
+    let late = LATE.max(busy * LATE_IN_STARTS);
     let (mut idle, mut waited) = (f64::INFINITY, Duration::ZERO);
     for _ in 0..LATE_STARTS {
         if me == 0 {
-            std::thread::sleep(LATE);
+            std::thread::sleep(late);
         }
         let (used, took) = run()?;
         let percent = 100.0 * used.saturating_sub(busy).as_secs_f64() / took.as_secs_f64();
