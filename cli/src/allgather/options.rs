@@ -131,8 +131,8 @@ pub(crate) struct Options {
     /// streams); an algorithm that cannot be captured is not timed, and its row has the reason
     #[arg(long)]
     pub(crate) graph: bool,
-    /// Also time the all-gathers and reductions of another library in the same processes, in turn
-    /// with Peerlane (backend cuda only)
+    /// Also time the collective of another library in the same processes, in turn with Peerlane
+    /// (backend cuda only)
     ///
     /// NCCL is timed with three settings: its own choice, symmetric windows, and copy engines. Only
     /// equal blocks of one tensor can be compared.

@@ -57,13 +57,7 @@ pub(crate) struct Window {
 
 /// Returns whether NCCL has the collective as one call, which [`Communicator::start`] makes.
 pub(crate) fn has(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllGather
-            | Collective::AllReduce
-            | Collective::ReduceScatter
-            | Collective::Reduce { .. }
-    )
+    !matches!(collective, Collective::Scan | Collective::Exscan)
 }
 
 impl Nccl {
@@ -197,12 +191,35 @@ impl Communicator {
                 };
                 ("ncclReduce", code)
             }
-            Collective::Broadcast { .. }
-            | Collective::AllToAll
-            | Collective::Gather { .. }
-            | Collective::Scatter { .. }
-            | Collective::Scan
-            | Collective::Exscan => return Err(unsupported()),
+            Collective::Broadcast { root } => {
+                let root = root.0 as c_int;
+                // SAFETY: as above.
+                let code = unsafe {
+                    (functions.broadcast)(input, output, count, number, root, raw, stream)
+                };
+                ("ncclBroadcast", code)
+            }
+            Collective::AllToAll => {
+                // SAFETY: as above.
+                let code =
+                    unsafe { (functions.all_to_all)(input, output, count, number, raw, stream) };
+                ("ncclAlltoAll", code)
+            }
+            Collective::Gather { root } => {
+                let root = root.0 as c_int;
+                // SAFETY: as above.
+                let code =
+                    unsafe { (functions.gather)(input, output, count, number, root, raw, stream) };
+                ("ncclGather", code)
+            }
+            Collective::Scatter { root } => {
+                let root = root.0 as c_int;
+                // SAFETY: as above.
+                let code =
+                    unsafe { (functions.scatter)(input, output, count, number, root, raw, stream) };
+                ("ncclScatter", code)
+            }
+            Collective::Scan | Collective::Exscan => return Err(unsupported()),
             #[cfg(not(peerlane_workspace))]
             _ => return Err(unsupported()),
         };

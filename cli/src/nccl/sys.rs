@@ -138,6 +138,14 @@ functions! {
             (*const c_void, *mut c_void, usize, c_int, c_int, *mut Comm, *mut c_void) -> NcclResult;
         reduce = "ncclReduce"
             (*const c_void, *mut c_void, usize, c_int, c_int, c_int, *mut Comm, *mut c_void) -> NcclResult;
+        broadcast = "ncclBroadcast"
+            (*const c_void, *mut c_void, usize, c_int, c_int, *mut Comm, *mut c_void) -> NcclResult;
+        all_to_all = "ncclAlltoAll"
+            (*const c_void, *mut c_void, usize, c_int, *mut Comm, *mut c_void) -> NcclResult;
+        gather = "ncclGather"
+            (*const c_void, *mut c_void, usize, c_int, c_int, *mut Comm, *mut c_void) -> NcclResult;
+        scatter = "ncclScatter"
+            (*const c_void, *mut c_void, usize, c_int, c_int, *mut Comm, *mut c_void) -> NcclResult;
         allocate = "ncclMemAlloc" (*mut *mut c_void, usize) -> NcclResult;
         free = "ncclMemFree" (*mut c_void) -> NcclResult;
         register = "ncclCommWindowRegister"

@@ -424,6 +424,22 @@ fn nccl_moves_elements_that_it_lacks_as_bytes() {
 }
 
 #[test]
+fn each_collective_that_copies_is_timed_beside_that_of_nccl() {
+    for collective in ["broadcast", "broadcast --in-place", "all-to-all", "gather", "scatter"] {
+        let line = format!("bench {collective} --backend cuda --ranks 3 --vs nccl --dtype f32");
+        let line =
+            format!("{line} --max-bytes 12K --iterations 2 --warmup 1 --timeout 20 --json -");
+        let mut command = simulated(&line, &[]);
+        let ended = end(command.arg("--nccl").arg(stand_in("simulated_nccl")));
+        for row in check(&ended, 3) {
+            for path in 0..3 {
+                assert!(row["baselines"][path]["baseline_us"].is_number(), "{row}");
+            }
+        }
+    }
+}
+
+#[test]
 fn an_unavailable_nccl_path_has_a_reason() {
     let ended = beside_nccl(&[("NCCL_REFUSES", "windows")]);
     for row in check(&ended, 2) {
@@ -445,7 +461,7 @@ fn wrong_bytes_of_nccl_are_detected() {
 #[test]
 fn an_nccl_that_hangs_ends_the_program_without_its_exit_handlers() {
     let line = "allgather --backend cuda --ranks 2 --vs nccl --max-bytes 1K --timeout 3 --json -";
-    let mut command = simulated(line, &[("NCCL_HANGS", "gather")]);
+    let mut command = simulated(line, &[("NCCL_HANGS", "collectives")]);
     let ended = end(command.arg("--nccl").arg(stand_in("simulated_nccl")));
     let said = ended.error(1);
     assert!(said.contains("did not complete within 3s"), "{said}");

@@ -1,6 +1,6 @@
 //! A stand-in for NCCL on the simulated driver, for tests of the program.
 //!
-//! It has the C symbols that the program looks up, checks their arguments and gathers the bytes:
+//! It has the C symbols that the program looks up, checks their arguments and copies the bytes:
 //! through a file and with the host in between, so that it cannot be captured. Its times say
 //! nothing about NCCL.
 //!
@@ -11,8 +11,7 @@
 //! |
 //! | `PEERLANE_SIM_NCCL_REFUSES` | `windows`: no memory can be registered as a window |
 //! | `PEERLANE_SIM_NCCL_SPOILS` | `bytes`: one byte of each result is wrong |
-//! | `PEERLANE_SIM_NCCL_HANGS` | `gather`: no all-gather ends, and an exit handler aborts the
-//! process |
+//! | `PEERLANE_SIM_NCCL_HANGS` | `collectives`: none ends, and an exit handler aborts the process |
 
 #![allow(
     missing_docs,
@@ -130,21 +129,43 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclAllGather(
-    input: u64,
-    output: u64,
-    count: usize,
-    data_type: c_int,
-    comm: *mut Comm,
-    stream: *mut c_void,
-) -> c_int {
-    if data_type != 1 || count as u64 > SLOT_BYTES {
-        return INVALID_ARGUMENT;
-    }
-    // SAFETY: the caller passes a communicator of `ncclCommInitRankConfig`.
-    let comm = unsafe { &*comm };
-    result(comm.gather(input, output, count, stream))
+/// Exports collectives that only copy. In each, a rank sends a number of blocks and receives some
+/// blocks of some ranks, each given by a rank and the index of the block in its input.
+macro_rules! copies {
+    ($($name:ident($($root:ident)?) = |$comm:ident| ($sent:expr, $received:expr);)*) => {$(
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            input: u64,
+            output: u64,
+            count: usize,
+            data_type: c_int,
+            $($root: c_int,)?
+            comm: *mut Comm,
+            stream: *mut c_void,
+        ) -> c_int {
+            // SAFETY: the caller passes a communicator of `ncclCommInitRankConfig`.
+            let $comm = unsafe { &*comm };
+            $(let $root = u64::from($root.unsigned_abs());)?
+            let (sent, received): (u64, Vec<(u64, u64)>) = ($sent, $received);
+            if data_type != 1 || count as u64 * sent > SLOT_BYTES {
+                return INVALID_ARGUMENT;
+            }
+            result($comm.exchange((input, output), (count, sent), &received, stream))
+        }
+    )*};
+}
+
+copies! {
+    ncclAllGather() = |comm| (1, (0..comm.ranks).map(|rank| (rank, 0)).collect());
+    ncclAlltoAll() = |comm| (comm.ranks, (0..comm.ranks).map(|rank| (rank, comm.rank)).collect());
+    ncclBroadcast(root) = |comm| (u64::from(comm.rank == root), vec![(root, 0)]);
+    ncclGather(root) = |comm| (1, match comm.rank == root {
+        true => (0..comm.ranks).map(|rank| (rank, 0)).collect(),
+        false => Vec::new(),
+    });
+    ncclScatter(root) = |comm| (
+        if comm.rank == root { comm.ranks } else { 0 }, vec![(root, comm.rank)]
+    );
 }
 
 /// Exports calls that this library refuses: it has no arithmetic.
@@ -223,8 +244,14 @@ pub extern "C" fn ncclGetLastError(_comm: *mut Comm) -> *const c_char {
 }
 
 impl Comm {
-    fn gather(&self, input: u64, output: u64, count: usize, stream: *mut c_void) -> Code {
-        if std::env::var("PEERLANE_SIM_NCCL_HANGS").is_ok_and(|what| what == "gather") {
+    fn exchange(
+        &self,
+        (input, output): (u64, u64),
+        (count, sent): (usize, u64),
+        received: &[(u64, u64)],
+        stream: *mut c_void,
+    ) -> Code {
+        if std::env::var("PEERLANE_SIM_NCCL_HANGS").is_ok_and(|what| what == "collectives") {
             hang();
         }
         let synchronize = |synchronize: unsafe extern "C" fn(*mut c_void) -> c_int| {
@@ -232,23 +259,30 @@ impl Comm {
             unsafe { synchronize(stream) }
         };
         cuda(&self.driver, "cuStreamSynchronize", synchronize)?;
-        let mut block = vec![0_u8; count];
+
+        let bytes = count * sent as usize;
+        let mut blocks = vec![0_u8; bytes];
         let download = |copy: unsafe extern "C" fn(*mut u8, u64, usize) -> c_int| {
-            // SAFETY: `block` has `count` bytes, and so has the caller's input.
-            unsafe { copy(block.as_mut_ptr(), input, count) }
+            // SAFETY: `blocks` has as many bytes as the caller's input.
+            unsafe { copy(blocks.as_mut_ptr(), input, bytes) }
         };
-        cuda(&self.driver, "cuMemcpyDtoH_v2", download)?;
-        if std::env::var("PEERLANE_SIM_NCCL_SPOILS").is_ok_and(|what| what == "bytes") {
-            block[count / 2] ^= 1;
+        if bytes > 0 {
+            cuda(&self.driver, "cuMemcpyDtoH_v2", download)?;
+        }
+        let spoils = std::env::var("PEERLANE_SIM_NCCL_SPOILS").is_ok_and(|what| what == "bytes");
+        if let Some(byte) = blocks.get_mut(count / 2).filter(|_| spoils) {
+            *byte ^= 1;
         }
         let io = |_| SYSTEM_ERROR;
-        self.file.write_all_at(&block, SLOTS_BEGIN + self.rank * SLOT_BYTES).map_err(io)?;
+        self.file.write_all_at(&blocks, SLOTS_BEGIN + self.rank * SLOT_BYTES).map_err(io)?;
         self.barrier()?;
-        for rank in 0..self.ranks {
-            self.file.read_exact_at(&mut block, SLOTS_BEGIN + rank * SLOT_BYTES).map_err(io)?;
-            let to = output + rank * count as u64;
+
+        let mut block = vec![0_u8; count];
+        for ((rank, index), to) in received.iter().zip((output..).step_by(count.max(1))) {
+            let from = SLOTS_BEGIN + rank * SLOT_BYTES + index * count as u64;
+            self.file.read_exact_at(&mut block, from).map_err(io)?;
             let upload = |copy: unsafe extern "C" fn(u64, *const u8, usize) -> c_int| {
-                // SAFETY: the caller's output has room for a block of every rank.
+                // SAFETY: the caller's output has room for all blocks that this rank receives.
                 unsafe { copy(to, block.as_ptr(), count) }
             };
             cuda(&self.driver, "cuMemcpyHtoD_v2", upload)?;

@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use std::rc::Rc;
 use std::time::Duration;
 
-use peerlane::DType;
 use peerlane::bootstrap::Bootstrap;
 use peerlane::collective::Collective;
+use peerlane::{DType, Rank};
 
 use super::candidate::{Implementation, with_timeout};
 use super::device::{Gpu, Memory, Span, Stream};
@@ -52,6 +52,9 @@ struct NcclOperation {
     output: Vec<Span>,
     stream: Rc<Stream>,
 }
+
+/// An operation of NCCL and its input blocks.
+pub(super) type WithInput = (Box<dyn Implementation>, Vec<Span>);
 
 const DEFAULT: &str = "default";
 const SYMMETRIC: &str = "symmetric";
@@ -175,34 +178,32 @@ impl NcclPath {
         self.state.as_ref().err().map(String::as_str)
     }
 
-    /// Returns NCCL's collective and the input blocks of this rank, which have the lengths
-    /// `block_bytes`. Returns `None` if NCCL refuses the path.
+    /// Returns NCCL's collective and the input blocks of this rank. `blocks_of` returns the lengths
+    /// of the input blocks of a rank. Returns `None` if NCCL refuses the path.
     pub(super) fn operation(
         &self,
         options: &Options,
         comm: &Comm,
-        block_bytes: &[u64],
+        blocks_of: impl Fn(Rank) -> Result<Vec<u64>>,
         stream: &Rc<Stream>,
-    ) -> Option<(Box<dyn Implementation>, Vec<Span>)> {
-        let Ok(OpenPath { communicator, input, output }) = &self.state else { return None };
+    ) -> Result<Option<WithInput>> {
+        let Ok(OpenPath { communicator, input, output }) = &self.state else { return Ok(None) };
         let Options { goal, dtype, in_place, .. } = options;
         let (collective, rank) = (goal.collective, comm.rank());
 
-        let bytes: u64 = block_bytes.iter().sum();
-        let (output_blocks, own) = if collective.has_output_block_per_provider() {
-            (vec![bytes; comm.ranks()], rank.index() as u64 * bytes)
-        } else if collective.has_input_block_per_receiver() {
-            (vec![block_bytes[rank.index()]], 0)
-        } else {
-            (vec![bytes; usize::from(collective.is_receiver(rank))], 0)
-        };
-
-        // NCCL counts the elements of one block, which in a reduce-scatter is the output.
+        // NCCL counts the elements of one block on all ranks, also on those that have no input.
+        let sent = blocks_of(collective.only_provider().unwrap_or(rank))?;
         let is_scattered = collective.has_input_block_per_receiver();
-        let count = if is_scattered { block_bytes[rank.index()] } else { bytes };
+        let count = if is_scattered { sent[rank.index()] } else { sent.iter().sum() };
+
+        let has_block_of_each = collective.has_output_block_per_provider();
+        let blocks = if has_block_of_each { comm.ranks() } else { 1 };
+        let output_blocks = vec![count; blocks * usize::from(collective.is_receiver(rank))];
+        let own = if has_block_of_each { rank.index() as u64 * count } else { 0 };
 
         let output = output.address();
         let input = if *in_place { output + own } else { input.address() };
+        let input_blocks = blocks_of(rank)?;
 
         let operation = NcclOperation {
             name: self.name,
@@ -214,7 +215,7 @@ impl NcclPath {
             output: consecutive(output, &output_blocks),
             stream: Rc::clone(stream),
         };
-        Some((Box::new(operation), consecutive(input, block_bytes)))
+        Ok(Some((Box::new(operation), consecutive(input, &input_blocks))))
     }
 }
 

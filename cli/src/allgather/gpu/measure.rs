@@ -74,9 +74,9 @@ impl Bench for GpuBench {
             return Err(why);
         }
         let Measurement { setup, comm, .. } = run;
-        let blocks = setup.input_blocks(at.block_length, comm.rank())?;
+        let blocks_of = |rank| setup.input_blocks(at.block_length, rank);
         for path in self.baselines.iter().flat_map(|baselines| &baselines.paths) {
-            if let Some((operation, input)) = path.operation(options, comm, &blocks, &stream) {
+            if let Some((operation, input)) = path.operation(options, comm, blocks_of, &stream)? {
                 let memory = (input, 1);
                 let open = || Candidate::open(operation, &gpu, &stream, memory, options.graph);
                 candidates.push(with_timeout("NCCL's first operation", comm.timeout(), open)?);
