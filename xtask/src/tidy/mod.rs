@@ -13,6 +13,7 @@ use peerlane_rxe_vm::process::{self, Outcome};
 mod arrows;
 mod circles;
 mod content;
+mod errors;
 mod mirror;
 mod names;
 mod prose;
@@ -52,6 +53,7 @@ pub(crate) fn run() -> Outcome {
         names::check(&tree),
         prose::check(&tree),
         content::check(&tree),
+        errors::check(&tree),
         check_kernels(&tree),
     ]
     .concat();
