@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 use peerlane_c as _;
 use peerlane_test_support::not_covered;
@@ -46,6 +46,26 @@ fn run(program: &Path, ranks: usize) {
 
 /// Runs a program with arguments as `ranks` processes, which all must succeed.
 fn run_with(program: &Path, arguments: &[&str], ranks: usize) {
+    let children = spawn(program, arguments, ranks, Stdio::inherit);
+    let ended = children.into_iter().map(|mut child| child.wait().unwrap().success());
+    let ended: Vec<bool> = ended.collect();
+    assert_eq!(ended, vec![true; ranks], "{} {arguments:?}", program.display());
+}
+
+/// Runs a program as `ranks` processes, and returns the lines that all have printed, sorted.
+fn printed(program: &Path, ranks: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    for child in spawn(program, &[], ranks, Stdio::piped) {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success());
+        lines.extend(String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned));
+    }
+    lines.sort();
+    lines
+}
+
+/// Starts a program as `ranks` processes, as a launcher does.
+fn spawn(program: &Path, arguments: &[&str], ranks: usize, output: fn() -> Stdio) -> Vec<Child> {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap().port();
     let spawn = |rank: usize| {
         Command::new(program)
@@ -54,13 +74,11 @@ fn run_with(program: &Path, arguments: &[&str], ranks: usize) {
             .env("WORLD_SIZE", ranks.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", port.to_string())
+            .stdout(output())
             .spawn()
             .unwrap()
     };
-    let children: Vec<Child> = (0..ranks).map(spawn).collect();
-    let ended = children.into_iter().map(|mut child| child.wait().unwrap().success());
-    let ended: Vec<bool> = ended.collect();
-    assert_eq!(ended, vec![true; ranks], "{} {arguments:?}", program.display());
+    (0..ranks).map(spawn).collect()
 }
 
 fn compile_and_run(source: &str, ranks: usize) {
@@ -71,6 +89,41 @@ fn compile_and_run(source: &str, ranks: usize) {
             run(&compile(compiler, source), ranks);
         }
     }
+}
+
+/// The page of the book that shows programs in C.
+const PAGE: &str = include_str!("../../docs/book/uses/c.md");
+
+/// Returns the programs and parts of programs in C on [`PAGE`].
+fn code_of_page() -> impl Iterator<Item = &'static str> {
+    PAGE.split("```c\n").skip(1).filter_map(|rest| rest.split("```").next())
+}
+
+#[test]
+fn the_program_of_the_book_prints_what_its_page_shows() {
+    let code = code_of_page().find(|code| code.contains("int main(")).unwrap();
+    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("first_gather.c");
+    std::fs::write(&source, code).unwrap();
+    let program = compile("cc", source.to_str().unwrap());
+
+    for ranks in [1, 4] {
+        let is_shown =
+            |line: &&str| line.starts_with("rank ") && line.contains(&format!(" of {ranks}: "));
+        let mut shown: Vec<&str> = PAGE.lines().filter(is_shown).collect();
+        shown.sort_unstable();
+        assert_eq!(printed(&program, ranks), shown);
+    }
+}
+
+#[test]
+fn parts_of_programs_in_the_book_compile() {
+    let source = Path::new(env!("CARGO_TARGET_TMPDIR")).join("parts.c");
+    let mut text = String::from("#include \"peerlane.h\"\n");
+    for (number, part) in code_of_page().filter(|code| !code.contains("int main(")).enumerate() {
+        text += &format!("void part_{number}(peerlane_group *group) {{\n{part}}}\n");
+    }
+    std::fs::write(&source, text + "int main(void) { return 0; }\n").unwrap();
+    compile("cc", source.to_str().unwrap());
 }
 
 #[test]
