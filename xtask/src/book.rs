@@ -14,10 +14,13 @@ use peerlane_rxe_vm::process::{self, Outcome};
 
 const FOLDER: &str = "docs/book";
 
+/// Installs mdBook with search, also over one that was built without.
+const INSTALL: &str =
+    "cargo install --locked --force --no-default-features --features search mdbook@0.5.4";
+
 pub(crate) fn run() -> Outcome {
     if !process::answers(Command::new("mdbook").arg("--version")) {
-        let how = "cargo install --locked --no-default-features mdbook";
-        return Err(format!("mdbook is missing; run `{how}`").into());
+        return Err(format!("mdbook is missing; run `{INSTALL}`").into());
     }
     let metadata = workspace::members()?;
     let root = metadata.workspace_root.as_std_path();
@@ -32,6 +35,7 @@ pub(crate) fn run() -> Outcome {
     process::run(Command::new("mdbook").arg("build").arg(&book))?;
 
     let html = book.join("html");
+    check_search_index(&html)?;
     let dead = dead_links(&html)?;
     if !dead.is_empty() {
         return Err(format!("links that lead nowhere:\n{}", dead.join("\n")).into());
@@ -121,6 +125,16 @@ fn of_book(text: &str) -> String {
     plain
 }
 
+/// Checks that mdBook has written the index of the search: `searchindex-HASH.js`.
+fn check_search_index(html: &Path) -> Outcome {
+    for entry in fs::read_dir(html)? {
+        if entry?.file_name().to_string_lossy().starts_with("searchindex") {
+            return Ok(());
+        }
+    }
+    Err(format!("the book has no search, because mdbook was built without; run `{INSTALL}`").into())
+}
+
 /// Returns the links of all pages to files and sections that do not exist.
 fn dead_links(html: &Path) -> Outcome<Vec<String>> {
     let mut pages = BTreeMap::new();
@@ -196,6 +210,20 @@ mod tests {
             .map(|lines| Include { file: "x.md", lines: Some(lines) }.check(&page).is_ok());
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(is_accepted, [true, false, false]);
+    }
+
+    #[test]
+    fn a_book_without_a_search_index_is_refused() {
+        let folder = std::env::temp_dir().join(format!("peerlane-search-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("searcher-09f2.js"), "").unwrap();
+        let without = check_search_index(&folder).map_err(|error| error.to_string());
+        fs::write(folder.join("searchindex-bc32.js"), "").unwrap();
+        let with = check_search_index(&folder).map_err(|error| error.to_string());
+
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(without.unwrap_err().contains("--features search"));
+        assert_eq!(with, Ok(()));
     }
 
     #[test]
