@@ -103,6 +103,7 @@ mod documentation {
         python "../docs/book/uses/python.md"
         operator "../docs/book/uses/operator.md"
         porter "../docs/PORTING.md"
+        backends "../docs/book/backends/README.md"
         host "../docs/book/backends/host.md"
         cuda "../docs/book/backends/cuda.md"
         rocm "../docs/book/backends/rocm.md"

@@ -113,7 +113,8 @@ impl Include<'_> {
 /// of a `README.md` is `index.html`.
 fn of_book(text: &str) -> String {
     let text = text.replace("docs/book/SUMMARY.md", "docs/book/introduction.md");
-    let text = text.replace("/README.md)", "/index.html)");
+    let text = text.replace("/README.md)", "/index.html)").replace("/README.md#", "/index.html#");
+    let text = text.replace("](README.md", "](index.html");
     let mut parts = text.split("](crate::");
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -195,6 +196,13 @@ mod tests {
     fn links_to_rust_items_become_their_texts() {
         let text = "the [contract](crate::contract), [`Op`](crate::Op) and [a page](page.md)";
         assert_eq!(of_book(text), "the contract, `Op` and [a page](page.md)");
+    }
+
+    #[test]
+    fn links_to_a_readme_lead_to_the_page_of_its_folder() {
+        let text = "[a](README.md), [b](../b/README.md), [c](c/README.md#d), README.md";
+        let expected = "[a](index.html), [b](../b/index.html), [c](c/index.html#d), README.md";
+        assert_eq!(of_book(text), expected);
     }
 
     #[test]
