@@ -38,7 +38,8 @@ pub(crate) fn run() -> Outcome {
     check_search_index(&html)?;
     let dead = dead_links(&html)?;
     if !dead.is_empty() {
-        return Err(format!("links that lead nowhere:\n{}", dead.join("\n")).into());
+        let what = "links that lead nowhere, or to a folder without a page";
+        return Err(format!("{what}:\n{}", dead.join("\n")).into());
     }
     println!("the book is {}", html.join("index.html").display());
     Ok(())
@@ -136,7 +137,7 @@ fn check_search_index(html: &Path) -> Outcome {
     Err(format!("the book has no search, because mdbook was built without; run `{INSTALL}`").into())
 }
 
-/// Returns the links of all pages to files and sections that do not exist.
+/// Returns the links of all pages to files and sections that do not exist, and to folders without a page.
 fn dead_links(html: &Path) -> Outcome<Vec<String>> {
     let mut pages = BTreeMap::new();
     add_pages(html, &mut pages)?;
@@ -148,10 +149,14 @@ fn dead_links(html: &Path) -> Outcome<Vec<String>> {
                 continue;
             }
             let (file, section) = link.split_once('#').unwrap_or((link, ""));
-            let target = match file {
+            let mut target = match file {
                 "" => page.clone(),
                 file => PathBuf::from(link_path(&of_page, file)),
             };
+            // A browser opens the page of a folder, if it has one.
+            if target.is_dir() {
+                target.push("index.html");
+            }
             let has_section = |text: &String| attributes(text, "id").any(|id| id == section);
             let is_there = match pages.get(&target) {
                 Some(text) => section.is_empty() || has_section(text),
@@ -239,11 +244,25 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("peerlane-book-{}", std::process::id()));
         fs::create_dir_all(folder.join("uses")).unwrap();
         fs::write(folder.join("a.html"), "<h1 id=\"top\"> <a href=\"uses/b.html#there\">").unwrap();
-        let links = ["../a.html#top", "../a.html#gone", "c.html", "#there", "https://example.org"];
+        fs::create_dir_all(folder.join("images")).unwrap();
+        fs::create_dir_all(folder.join("notes")).unwrap();
+        fs::write(folder.join("notes/index.html"), "<h1 id=\"first\">").unwrap();
+        let links = [
+            "../a.html#top",
+            "../a.html#gone",
+            "c.html",
+            "#there",
+            "https://example.org",
+            "../images",
+            "../notes",
+            "../notes/#first",
+            "../notes#second",
+        ];
         let links: String = links.iter().map(|link| format!("<a href=\"{link}\">")).collect();
         fs::write(folder.join("uses/b.html"), format!("<h2 id=\"there\">{links}")).unwrap();
         let dead = dead_links(&folder).unwrap();
         fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(dead, ["uses/b.html: ../a.html#gone", "uses/b.html: c.html"]);
+        let expected = ["../a.html#gone", "c.html", "../images", "../notes#second"];
+        assert_eq!(dead, expected.map(|link| format!("uses/b.html: {link}")));
     }
 }
