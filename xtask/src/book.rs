@@ -1,7 +1,7 @@
 //! `cargo xtask book`: builds the book with mdBook, and checks all links of its pages.
 //!
-//! The summary lists pages of the whole tree, while mdBook reads one folder. So the pages and the files that they link to are
-//! copied below target/book, at the same places relative to each other.
+//! The summary lists pages of the whole tree, while mdBook reads one folder. So the pages and the
+//! files that they link to are copied below target/book, at the same places relative to each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,12 +22,15 @@ pub(crate) fn run() -> Outcome {
     if !process::answers(Command::new("mdbook").arg("--version")) {
         return Err(format!("mdbook is missing; run `{INSTALL}`").into());
     }
+
+    // Files of an earlier build would hide that a page is missing now.
     let metadata = workspace::members()?;
     let root = metadata.workspace_root.as_std_path();
     let book = metadata.target_directory.as_std_path().join("book");
     if book.exists() {
         fs::remove_dir_all(&book)?;
     }
+
     copy_pages(root, &book.join("src"))?;
     for name in ["book.toml", "book.css"] {
         fs::copy(root.join(FOLDER).join(name), book.join(name))?;
@@ -45,12 +48,14 @@ pub(crate) fn run() -> Outcome {
     Ok(())
 }
 
-/// Copies the pages of the summary and the files that they link to or include, and writes a summary relative to `to`.
+/// Copies the pages of the summary and the files that they link to or include, and writes a summary
+/// relative to `to`.
 fn copy_pages(root: &Path, to: &Path) -> Outcome {
     let place = format!("{FOLDER}/SUMMARY.md");
     let mut summary = fs::read_to_string(root.join(&place))?;
     let links: BTreeSet<String> =
         summary.lines().flat_map(link_targets).map(str::to_owned).collect();
+
     let mut files = BTreeSet::new();
     for link in links {
         let page = link_path(&place, &link);
@@ -60,12 +65,17 @@ fn copy_pages(root: &Path, to: &Path) -> Outcome {
         for include in &includes {
             include.check(&root.join(&page))?;
         }
+
         let includes = includes.iter().map(|include| include.file);
         let targets = text.lines().flat_map(link_targets).chain(includes);
         files.extend(targets.map(|target| link_path(&page, target)));
+
+        // The summary of the copies is at their root, so its links become paths of the tree.
         summary = summary.replace(&format!("({link})"), &format!("({page})"));
         files.insert(page);
     }
+
+    // A link to a folder has no file to copy; it leads to the page of the folder, or is dead.
     for file in files.iter().filter(|file| root.join(file).is_file()) {
         let copy = to.join(file);
         fs::create_dir_all(copy.parent().ok_or("a file is in a folder")?)?;
@@ -80,7 +90,7 @@ fn copy_pages(root: &Path, to: &Path) -> Outcome {
 /// A directive by which mdBook includes a part of another page.
 struct Include<'t> {
     file: &'t str,
-    /// The numbers of the first and the last line to include; `None` if the directive names no lines.
+    /// The numbers of the first and the last line to include; `None` if it names no lines.
     lines: Option<(usize, usize)>,
 }
 
@@ -97,7 +107,8 @@ fn includes(text: &str) -> impl Iterator<Item = Include<'_>> {
 }
 
 impl Include<'_> {
-    /// Checks that lines given by number are rows of a table, because a new measurement can move them.
+    /// Checks that lines given by number are rows of a table, because a new measurement can move
+    /// them.
     fn check(&self, page: &Path) -> Outcome {
         let Some((first, last)) = self.lines else { return Ok(()) };
         let text = fs::read_to_string(page.with_file_name("").join(self.file))?;
@@ -110,12 +121,14 @@ impl Include<'_> {
     }
 }
 
-/// Replaces links to Rust items, which only rustdoc resolves, by their texts, and links to the summary, which is no page. The page
-/// of a `README.md` is `index.html`.
+/// Replaces links to Rust items, which only rustdoc resolves, by their texts, and links to the
+/// summary, which is no page. The page of a `README.md` is `index.html`.
 fn of_book(text: &str) -> String {
     let text = text.replace("docs/book/SUMMARY.md", "docs/book/introduction.md");
     let text = text.replace("/README.md)", "/index.html)").replace("/README.md#", "/index.html#");
     let text = text.replace("](README.md", "](index.html");
+
+    // A part begins with the path of an item; the text of its link is at the end of the one before.
     let mut parts = text.split("](crate::");
     let mut plain = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -137,7 +150,8 @@ fn check_search_index(html: &Path) -> Outcome {
     Err(format!("the book has no search, because mdbook was built without; run `{INSTALL}`").into())
 }
 
-/// Returns the links of all pages to files and sections that do not exist, and to folders without a page.
+/// Returns the links of all pages to files and sections that do not exist, and to folders without a
+/// page.
 fn dead_links(html: &Path) -> Outcome<Vec<String>> {
     let mut pages = BTreeMap::new();
     add_pages(html, &mut pages)?;
@@ -157,6 +171,7 @@ fn dead_links(html: &Path) -> Outcome<Vec<String>> {
             if target.is_dir() {
                 target.push("index.html");
             }
+
             let has_section = |text: &String| attributes(text, "id").any(|id| id == section);
             let is_there = match pages.get(&target) {
                 Some(text) => section.is_empty() || has_section(text),
