@@ -12,6 +12,7 @@
 //! | `book` | the book under docs/book |
 //! | `bindgen` | bindings to HIP and the HSA runtime |
 //! | `examples` | the packages under examples |
+//! | `goals` | the page of all goals, from data |
 //! | `header` | the C header |
 //! | `kernels` | the PTX of the CUDA kernels |
 //! | `miri` | unit tests under Miri |
@@ -30,6 +31,7 @@ mod book;
 mod ci;
 mod deps;
 mod examples;
+mod goals;
 mod header;
 mod kernels;
 mod miri;
@@ -83,6 +85,8 @@ enum Task {
     Miri,
     /// Checks the rules of the tree that no compiler checks.
     Tidy,
+    /// Writes docs/perf/README.md: the goals, and what was measured.
+    Goals,
     /// Checks licences, bans, advisories, and the oldest Rust that all dependencies accept.
     Deps,
     /// Builds the book under docs/book, and checks its links.
@@ -110,6 +114,7 @@ fn main() -> ExitCode {
         Task::Kernels { from, .. } => kernels::run(from.as_deref()),
         Task::Miri => miri::run().map(deps::Verdict::print),
         Task::Tidy => tidy::run(),
+        Task::Goals => goals::run(),
         Task::Deps => deps::run(),
         Task::Book => book::run(),
         Task::Examples => examples::run(),

@@ -20,7 +20,7 @@ mod hierarchical;
 mod host;
 mod planning;
 mod rdma;
-mod report;
+pub(crate) mod report;
 
 /// A measurement.
 #[derive(Debug, clap::Subcommand)]

@@ -89,10 +89,10 @@ pub(super) fn page(template: &str, values: &[(&str, String)]) -> String {
 
 /// A column of a table: its title and the function that returns a row's cell. A title that begins with `<` is
 /// aligned to the left, as texts are.
-pub(super) type Column<'a, R> = (&'a str, &'a dyn Fn(&R) -> String);
+pub(crate) type Column<'a, R> = (&'a str, &'a dyn Fn(&R) -> String);
 
 /// Returns a Markdown table with one line per row.
-pub(super) fn table<R>(rows: impl IntoIterator<Item = R>, columns: &[Column<'_, R>]) -> String {
+pub(crate) fn table<R>(rows: impl IntoIterator<Item = R>, columns: &[Column<'_, R>]) -> String {
     let mut table = head(columns);
     rows.into_iter().for_each(|row| table += &line(&row, columns));
     table

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::{kernels, workspace};
+use crate::{goals, kernels, workspace};
 use peerlane_rxe_vm::process::{self, Outcome};
 
 mod arrows;
@@ -55,6 +55,7 @@ pub(crate) fn run() -> Outcome {
         content::check(&tree),
         errors::check(&tree),
         check_kernels(&tree),
+        check_goals(&tree),
     ]
     .concat();
 
@@ -77,6 +78,15 @@ fn check_kernels(tree: &Tree) -> Vec<Finding> {
         Some(Finding::new(&ptx, 1, why, mend))
     });
     findings.collect()
+}
+
+/// Checks that the page of the goals is generated from the data and the pages that there are.
+fn check_goals(tree: &Tree) -> Vec<Finding> {
+    let files = tree.files().iter().map(|file| (file.path.as_str(), file.text.as_str()));
+    let stale = goals::stale(files).map(|(path, why)| {
+        Finding::new(&path, 1, why, "correct docs/perf/goals.json, then run `cargo xtask goals`")
+    });
+    stale.into_iter().collect()
 }
 
 /// A file, with its path relative to the root.
