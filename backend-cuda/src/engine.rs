@@ -48,7 +48,7 @@ const SELF_COPY_LINK_CAPTURED_BYTES_MAX: u64 = 512 << 10;
 const CAPTURED_SIDES_MAX: usize = 1;
 
 /// A graph runs copies and memory operations as nodes, with branches for copies at the same time. A start of 64 MiB took 9 µs
-/// longer in a graph on 2 × H200, and 20 µs on 4 × H200 (docs/perf/captured-starts.md, docs/perf/fused-starts.md).
+/// longer in a graph on 2 × H200, and 20 µs on 4 × H200 (docs/perf/beside-nccl.md).
 const CAPTURED_SECONDS: f64 = 12e-6;
 
 /// The largest pitch that devices accept (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).

@@ -101,7 +101,7 @@ impl Links {
             network: Link::of_kind(network),
             node: Node::default(),
             // Between the sum of the steps and what 4 KiB take on 4 x H200
-            // (docs/perf/cuda-allgather.md); assumed for the others.
+            // (docs/perf/beside-nccl.md); assumed for the others.
             start_seconds: if gpu { 10e-6 } else { 2e-6 },
             // Fitted to the runs of docs/perf/cost-cuda.md; assumed for others.
             lane_seconds: if gpu { 8e-6 } else { 0.0 },
@@ -195,7 +195,7 @@ impl Link {
     /// InfiniBand.
     pub fn of_kind(kind: LinkKind) -> Self {
         let (put_seconds, flag_seconds, step_seconds, flow, engine, puts_in_flight) = match kind {
-            // 4 x H200, 18 links each (docs/perf/cuda-allgather.md): 1.9 µs for each of a chain of
+            // 4 x H200, 18 links each (docs/perf/beside-nccl.md): 1.9 µs for each of a chain of
             // copies of 4 KiB; 13 µs for a flag there and back; one pair 396 GB/s, three peers at
             // once 392 GB/s, on the two streams that an engine uses.
             LinkKind::NvLink => (1.9e-6, 6.5e-6, 0.3e-6, 396e9, 392e9, 2),

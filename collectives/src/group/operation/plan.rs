@@ -29,7 +29,7 @@ use crate::verify::{self, Budget};
 /// (docs/adr/0007).
 const TWO_OUTPUTS_BYTES_MAX: u64 = 256 << 10;
 /// Saving one phase of flags with a second output saves 7 to 20 µs up to this output size on GPUs,
-/// and 1 % beyond it (docs/perf/cuda-allgather.md).
+/// and 1 % beyond it (docs/perf/beside-nccl.md).
 const TWO_OUTPUTS_BATCHED_BYTES_MAX: u64 = 256 << 20;
 pub(super) struct GroupInfo<'a> {
     pub(super) rank: Rank,

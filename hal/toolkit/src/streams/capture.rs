@@ -7,7 +7,7 @@
 //!
 //! The words are in host memory, where the host reads them without a call of the driver. A copy
 //! from the device can be stuck behind copies of blocked graphs. The price is 2 to 3 µs for the two
-//! writes of each recorded start (docs/perf/cuda-two-gpus.md).
+//! writes of each recorded start (docs/perf/beside-nccl.md).
 //!
 //! # Replays that wait
 //! A stream can only write constants, so it cannot count replays. Instead the host changes a word
