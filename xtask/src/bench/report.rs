@@ -175,7 +175,7 @@ impl Goals {
 }
 
 /// Fails if goals are missed, and names what missed them.
-fn judge(all: impl IntoIterator<Item = (String, Goals)>) -> Outcome {
+pub(super) fn judge(all: impl IntoIterator<Item = (String, Goals)>) -> Outcome {
     let missed = all.into_iter().filter(|(_, goals)| goals.are_missed());
     let missed: Vec<String> =
         missed.map(|(what, goals)| format!("{what}: {}", goals.missed.join(", "))).collect();
