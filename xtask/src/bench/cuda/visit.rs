@@ -330,7 +330,8 @@ impl Visit {
         let doctor: Value = serde_json::from_str(&read(&folder.join("doctor.json"))?)?;
         visit.machine = machine(&doctor);
         visit.date = read(&folder.join("date"))?.trim().to_owned();
-        visit.peerlane = Some(read(&folder.join("version"))?.trim().to_owned());
+        let version = read(&folder.join("version"))?;
+        visit.peerlane = Some(version.trim().trim_start_matches("peerlane ").to_owned());
         visit.commands = vec!["cargo xtask bench cuda".to_owned()];
         Ok(visit)
     }
