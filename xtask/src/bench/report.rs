@@ -47,14 +47,18 @@ impl Machine {
     }
 }
 
-/// Returns the version and, in a checkout with a history, the commit.
+/// Returns the version and, in a checkout with a history, the commit. It is marked if the tree is
+/// changed elsewhere than in the pages and records that measurements write.
 fn peerlane() -> String {
     let version = env!("CARGO_PKG_VERSION");
-    let mut git = Command::new("git");
-    match process::output(git.args(["describe", "--always", "--dirty", "--exclude", "*"])) {
-        Ok(commit) => format!("{version} at {}", commit.trim()),
-        Err(_) => version.to_owned(),
-    }
+    let git = |words: &[&str]| process::output(Command::new("git").args(words));
+    let Ok(commit) = git(&["describe", "--always", "--exclude", "*"]) else {
+        return version.to_owned();
+    };
+
+    let changes = git(&["status", "--porcelain", "--", ".", ":!docs/perf"]).unwrap_or_default();
+    let mark = if changes.trim().is_empty() { "" } else { "-dirty" };
+    format!("{version} at {}{mark}", commit.trim())
 }
 
 fn processor(cpuinfo: &str) -> String {
