@@ -70,13 +70,22 @@ fn processor_time() -> Option<Duration> {
 }
 
 fn main() {
+    measure(PLANNED_NODES_MAX, SIMULATED_NODES_MAX);
+}
+
+/// Prints the times of all algorithms that fit, for up to these numbers of nodes.
+fn measure(planned_nodes_max: usize, simulated_nodes_max: usize) {
     for &algorithm in Algorithm::ALL {
-        for nodes in powers(PLANNED_NODES_MAX) {
-            plan(algorithm, nodes);
+        for nodes in powers(planned_nodes_max) {
+            let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
+            if schedule::fitting(&topology, shape()).any(|fitting| fitting == algorithm) {
+                plan(algorithm, &topology);
+            }
         }
     }
+
     for algorithm in SIMULATED {
-        for nodes in powers(SIMULATED_NODES_MAX) {
+        for nodes in powers(simulated_nodes_max) {
             simulate(algorithm, nodes);
         }
     }
@@ -91,10 +100,9 @@ fn shape() -> Shape {
 }
 
 /// Prints how long planning takes for the slowest of three ranks, as the best of five runs.
-fn plan(algorithm: Algorithm, nodes: usize) {
-    let topology = Topology::even(nodes, RANKS_PER_NODE).expect("nodes have ranks");
+fn plan(algorithm: Algorithm, topology: &Topology) {
     let ranks = topology.ranks();
-    let make = |rank| schedule::plan(algorithm, &topology, rank, shape()).expect("it has a plan");
+    let make = |rank| schedule::plan(algorithm, topology, rank, shape()).expect("it has a plan");
     let best = |rank| {
         let times = (0..5).map(|_| {
             let start = Instant::now();
@@ -114,7 +122,7 @@ fn plan(algorithm: Algorithm, nodes: usize) {
         .max_by_key(|&(_, bytes)| bytes)
         .unwrap_or_default();
     let line = json!({
-        "what": "plan", "algorithm": algorithm, "nodes": nodes, "ranks": ranks, "steps": steps,
+        "what": "plan", "algorithm": algorithm, "nodes": topology.nodes(), "ranks": ranks, "steps": steps,
         "seconds": time.as_secs_f64(), "peak_bytes": bytes,
     });
     println!("{line}");
@@ -147,4 +155,12 @@ fn simulate(algorithm: Algorithm, nodes: usize) {
         "steps": steps, "seconds": time.as_secs_f64(), "peak_bytes": bytes,
     });
     println!("{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn all_algorithms_that_fit_are_measured() {
+        super::measure(2, 2);
+    }
 }
