@@ -74,18 +74,17 @@ const COLLECTIVES: [(&str, &[&str], &[&str]); 8] = [
     ("reduce", &["bf16", "f32"], &["", "--graph"]),
 ];
 /// The runs that overlap with compute: the variant and its options.
-const OVERLAPPED: [(&str, &str); 3] =
-    [("default", ""), ("beside_compute", "--beside-compute"), ("default", "--in-place")];
+const OVERLAPPED: [(&str, &str); 4] = [
+    ("default", ""),
+    ("self-copy-by-link", "--self-copy link"),
+    ("beside_compute", "--beside-compute"),
+    ("default", "--in-place"),
+];
 
 /// The variant of all-gathers whose blocks have different lengths.
 const UNEVEN: &str = "uneven";
-
-/// The smallest speed relative to NCCL's fastest path.
-const BEST: f64 = 1.0;
-/// The longest time relative to the earlier version.
-const EARLIER: f64 = 1.02;
-/// The maximum slowdown of compute, and of collectives that are beside compute.
-const OVERLAP: f64 = 1.06;
+/// The variant of all-gathers in which every start waits for `ready`.
+const ONE_OUTPUT: &str = "one output";
 
 /// Measures everything and writes docs/perf/beside-nccl.
 pub(super) fn run(options: &Options) -> Outcome {
@@ -147,7 +146,8 @@ run() {
 /// Returns the script. Its arguments are the program, an existing folder and perhaps an earlier
 /// program.
 ///
-/// The files have names of four parts: round, version, variant, and what makes them unique.
+/// The files have names of four parts: round, version, variant with dashes, and what makes them
+/// unique.
 fn script(options: &Options) -> String {
     let is_asked = |name: &str| {
         options.collectives.is_empty() || options.collectives.iter().any(|asked| asked == name)
@@ -161,7 +161,7 @@ fn script(options: &Options) -> String {
                 .map(|collective| runs(round, *ranks, *collective, options))
                 .collect::<String>();
             if is_asked("all-gather") {
-                script += &uneven(round, *ranks, options);
+                script += &variants(round, *ranks, options);
             }
         }
     }
@@ -172,8 +172,8 @@ fn script(options: &Options) -> String {
     script
 }
 
-/// Returns the lines that measure a collective in all types and forms, with an earlier version in
-/// turn.
+/// Returns the lines that measure a collective in all types and forms, each with this version and
+/// then with the earlier one.
 fn runs(
     round: usize,
     ranks: usize,
@@ -214,15 +214,20 @@ fn overlapped(ranks: usize, options: &Options) -> String {
     OVERLAPPED.iter().enumerate().map(run).collect()
 }
 
-/// Returns the line that measures all-gathers whose last block is three times as long as each other
-/// one, of the same totals as the even ones.
-fn uneven(round: usize, ranks: usize, options: &Options) -> String {
+/// Returns the lines that measure all-gathers with one output, and those whose last block is three
+/// times as long as each other one, of the same totals as the even ones.
+fn variants(round: usize, ranks: usize, options: &Options) -> String {
     let Options { min_bytes, max_bytes, with, .. } = options;
-    let blocks = "1:".repeat(ranks - 1) + "3";
-    words(&format!(
-        "run \"$1\" {round}.now.{UNEVEN}.{ranks}-all-gather all-gather --backend cuda --ranks {ranks} \
-         --min-bytes {min_bytes} --max-bytes {max_bytes} --blocks {blocks} {with}"
-    ))
+    let uneven = format!("--blocks {}3", "1:".repeat(ranks - 1));
+    let one_output = "--outputs 1 --limit --vs nccl".to_owned();
+    let line = |(variant, what): (&str, String)| {
+        let variant = variant.replace(' ', "-");
+        words(&format!(
+            "run \"$1\" {round}.now.{variant}.{ranks}-all-gather all-gather --backend cuda \
+             --ranks {ranks} --min-bytes {min_bytes} --max-bytes {max_bytes} {what} {with}"
+        ))
+    };
+    [(ONE_OUTPUT, one_output), (UNEVEN, uneven)].into_iter().map(line).collect()
 }
 
 /// Returns a line with one space between words.
@@ -232,7 +237,7 @@ fn words(line: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::visit::{Row, Visit};
+    use super::visit::{Overlap, Point, Row, Visit};
     use super::*;
 
     fn options() -> Options {
@@ -301,6 +306,11 @@ mod tests {
                 .any(|line| line.contains("--dtype f32") && line.contains("reduce-scatter"))
         );
         assert!(lines.iter().any(|line| line.contains("--blocks 1:1:1:3")));
+        assert!(
+            lines
+                .iter()
+                .any(|line| line.contains(".one-output.4-") && line.contains("--outputs 1"))
+        );
 
         let hangs = |line: &&str| {
             ["--ranks 2 ", "--overlap", "--vs"].iter().all(|word| line.contains(word))
@@ -350,10 +360,94 @@ mod tests {
             (row.median_us, row.earlier_us, row.by_best()),
             (Some(7.0), Some(14.0), Some(9.0 / 7.0))
         );
-        assert_eq!((visit.nccl.as_deref(), row.goals().are_missed()), (Some("2.32.3"), false));
+        assert_eq!((visit.nccl.as_deref(), row.goals(None).are_missed()), (Some("2.32.3"), false));
         let slower = Row { median_us: Some(15.0), ..row.clone() };
         let missed = "**missed**: ≥ 1 × NCCL's best (found 0.600), ≤ 1.02 × the earlier version (found 1.071)";
-        assert_eq!(slower.goals().cell(), missed);
+        assert_eq!(slower.goals(None).cell(), missed);
+    }
+
+    /// Returns the all-gather of 4 ranks, in the form and with the variant.
+    fn row((captured, in_place): (bool, bool), variant: &str, total: u64, median_us: f64) -> Row {
+        let point = Point {
+            collective: "all-gather".into(),
+            ranks: 4,
+            captured,
+            in_place,
+            variant: variant.into(),
+            total_bytes: total,
+            ..Point::default()
+        };
+        Row { point, median_us: Some(median_us), host_us: Some(6.5), ..Row::default() }
+    }
+
+    const OUT_OF_PLACE: (bool, bool) = (false, false);
+    const IN_PLACE: (bool, bool) = (false, true);
+
+    #[test]
+    fn each_form_has_its_goals() {
+        let paths = |times: [f64; 3]| {
+            let names = ["default", "symmetric", "copy engines"].map(str::to_owned);
+            names.into_iter().zip(times).collect()
+        };
+        let large = |median_us| Row {
+            nccl: paths([2450.0, 2411.0, 2221.0]),
+            limit_us: Some(2055.0),
+            ..row(OUT_OF_PLACE, "", 1 << 30, median_us)
+        };
+        let small = |median_us| Row {
+            nccl: paths([33.0, 29.0, 32.0]),
+            ..row(OUT_OF_PLACE, "", 1 << 20, median_us)
+        };
+
+        let reached =
+            "≥ 1 × NCCL's best, ≥ 0.97 of the limit, ≥ 1.06 × NCCL's best, ≤ 8 µs of the host";
+        assert_eq!(large(2080.0).goals(None).cell(), reached);
+        let missed =
+            "**missed**: ≥ 0.97 of the limit (found 0.934), ≥ 1.06 × NCCL's best (found 1.010)";
+        assert_eq!(large(2200.0).goals(None).cell(), missed);
+        let reached = "≥ 1 × NCCL's best, ≥ 1.6 × NCCL's copy engines, ≤ 18 µs, ≤ 8 µs of the host";
+        assert_eq!(small(18.0).goals(None).cell(), reached);
+        let missed =
+            "**missed**: ≥ 1.6 × NCCL's copy engines (found 1.524), ≤ 18 µs (found 21.000)";
+        assert_eq!(small(21.0).goals(None).cell(), missed);
+        assert_eq!(row(OUT_OF_PLACE, "", 8, 2.0).goals(None).cell(), "≤ 8 µs of the host");
+        let one_output = row(OUT_OF_PLACE, ONE_OUTPUT, 1 << 20, 28.0);
+        assert_eq!(one_output.goals(None).cell(), "**missed**: ≤ 27 µs (found 28.000)");
+    }
+
+    #[test]
+    fn a_start_in_place_is_compared_with_one_of_one_output() {
+        let visit = |one_output: f64| Visit {
+            rows: vec![
+                row(OUT_OF_PLACE, "", 1 << 24, 40.0),
+                row(OUT_OF_PLACE, ONE_OUTPUT, 1 << 24, one_output),
+                row(IN_PLACE, "", 1 << 24, 50.0),
+            ],
+            ..Visit::default()
+        };
+        let missed = |visit: &Visit| visit.goals().filter(|(_, goals)| goals.are_missed()).count();
+        assert_eq!((missed(&visit(50.0)), missed(&visit(48.0))), (0, 1));
+    }
+
+    #[test]
+    fn no_path_of_nccl_is_better_on_both() {
+        let overlap = |path: &str, compute_ratio, gather_us| Overlap {
+            path: path.into(),
+            compute_ratio,
+            gather_ratio: 1.02,
+            gather_us,
+            overlapped: true,
+            ..Overlap::default()
+        };
+        let goals = |nccl_us| {
+            let overlaps = vec![overlap("peerlane", 1.04, 153.0), overlap("NCCL", 1.02, nccl_us)];
+            let visit = Visit { overlaps, ..Visit::default() };
+            visit.goals().map(|(_, goals)| goals.cell()).collect::<Vec<_>>()
+        };
+
+        let [reached] = &goals(160.0)[..] else { panic!("there is one of Peerlane") };
+        assert!(!reached.contains("missed"), "{reached}");
+        assert_eq!(goals(150.0), ["**missed**: no path is better on both (found NCCL)"]);
     }
 
     #[test]
@@ -368,7 +462,7 @@ mod tests {
     #[test]
     fn the_section_has_a_table_for_each_collective() {
         let nccl = NCCL.replace('\n', "");
-        let overlap = r#","overlap":[{"path":"peerlane","compute_ratio":1.04,"gather_ratio":1.2,"gather_alone_us":150.0,"gather_us":180.0}]"#;
+        let overlap = r#","overlap":[{"path":"peerlane","compute_ratio":1.04,"gather_ratio":1.2,"gather_alone_us":150.0,"gather_us":180.0,"overlapped":true}]"#;
         let visit = visit(&[
             ("0.now.default.a.jsonl", line(1 << 20, 7.5, &nccl)),
             ("0.now.uneven.a.jsonl", line((1 << 20) - 4, 10.0, "")),

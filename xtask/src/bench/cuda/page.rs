@@ -2,7 +2,7 @@
 
 use super::super::report::{self, figure, size};
 use super::UNEVEN;
-use super::visit::{Row, Visit};
+use super::visit::{Point, Row, Visit};
 
 impl Visit {
     pub(super) fn section(&self) -> String {
@@ -20,9 +20,9 @@ impl Visit {
         }
 
         let mut tables: Vec<TableKey<'_>> = Vec::new();
-        for row in &self.rows {
-            if !tables.contains(&TableKey::of_row(row)) {
-                tables.push(TableKey::of_row(row));
+        for key in self.rows.iter().map(TableKey::of_row) {
+            if !tables.contains(&key) {
+                tables.push(key);
             }
         }
         text += &tables.iter().map(|table| self.table(*table)).collect::<String>();
@@ -32,7 +32,7 @@ impl Visit {
     /// Returns the table of one collective: a line for each size, and two columns for each form.
     fn table(&self, key: TableKey<'_>) -> String {
         let rows: Vec<&Row> = self.rows.iter().filter(|row| TableKey::of_row(row) == key).collect();
-        let mut totals: Vec<u64> = rows.iter().map(|row| row.total_bytes).collect();
+        let mut totals: Vec<u64> = rows.iter().map(|row| row.point.total_bytes).collect();
         totals.sort_unstable();
         totals.dedup();
 
@@ -46,8 +46,9 @@ impl Visit {
             }
         };
         for form in ["eager", "in place", "captured", "captured in place"] {
-            let find =
-                |total| rows.iter().find(|row| row.form() == form && row.total_bytes == total);
+            let find = |total| {
+                rows.iter().find(|row| row.form() == form && row.point.total_bytes == total)
+            };
             let value = |value: &dyn Fn(&Row) -> Option<f64>, total, decimals| {
                 figure(find(total).and_then(|row| value(row)), decimals)
             };
@@ -56,7 +57,7 @@ impl Visit {
             add("of the limit".into(), &|total| value(&Row::share, total, 2));
             add("× earlier".into(), &|total| value(&Row::by_earlier, total, 2));
             add("× even".into(), &|total| {
-                let row = find(total).filter(|row| row.variant == UNEVEN);
+                let row = find(total).filter(|row| row.point.variant == UNEVEN);
                 figure(row.and_then(|row| self.by_even(row)), 2)
             });
         }
@@ -71,11 +72,11 @@ impl Visit {
     /// of uneven ones.
     fn by_even(&self, row: &Row) -> Option<f64> {
         let is_even = |other: &&Row| {
-            let even =
-                Row { variant: String::new(), total_bytes: other.total_bytes, ..row.clone() };
+            let total_bytes = other.point.total_bytes;
+            let even = Point { variant: String::new(), total_bytes, ..row.point.clone() };
             // The lengths of uneven blocks are rounded.
-            other.key() == even.key()
-                && other.total_bytes.abs_diff(row.total_bytes) * 100 < row.total_bytes
+            let difference = total_bytes.abs_diff(row.point.total_bytes);
+            other.point == even && difference * 100 < row.point.total_bytes
         };
         Some(self.rows.iter().find(is_even)?.median_us? / row.median_us?)
     }
@@ -119,7 +120,7 @@ struct TableKey<'r> {
 
 impl<'r> TableKey<'r> {
     fn of_row(row: &'r Row) -> Self {
-        let Row { collective, dtype, ranks, variant, .. } = row;
+        let Point { collective, dtype, ranks, variant, .. } = &row.point;
         Self { collective, dtype, ranks: *ranks, variant }
     }
 }

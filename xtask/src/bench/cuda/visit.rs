@@ -7,9 +7,29 @@ use peerlane_rxe_vm::process::Outcome;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::super::median;
 use super::super::report::{self, Goals, size};
-use super::{BEST, EARLIER, NAME, OVERLAP};
+use super::{NAME, ONE_OUTPUT};
 use crate::workspace;
+
+/// The smallest speed relative to NCCL's fastest path.
+const BEST: f64 = 1.0;
+/// The longest time relative to the earlier version.
+const EARLIER: f64 = 1.02;
+/// Totals of all-gathers from here on, on a stream and out of place: the share of the limit, and
+/// the speed relative to NCCL's fastest path.
+const LARGE: [(u64, f64, f64); 3] =
+    [(1 << 30, 0.97, 1.06), (256 << 20, 0.94, 1.08), (64 << 20, 0.84, 1.0)];
+/// Totals up to here: the speed relative to NCCL's copy engines.
+const SMALL: (u64, f64) = (4 << 20, 1.6);
+/// The total with a maximum time in µs: with two outputs, and with one, which waits for `ready`.
+const MEDIUM: (u64, f64, f64) = (1 << 20, 18.0, 27.0);
+/// The maximum time of a start on the host, in µs.
+const HOST_US: f64 = 8.0;
+/// The maximum time in place by that out of place, which allows for noise.
+const IN_PLACE: f64 = 1.02;
+/// The maximum slowdown of compute and of all-gathers that overlap.
+const OVERLAP: f64 = 1.06;
 
 /// All visits to machines, newest first.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -65,9 +85,9 @@ pub(super) struct Visit {
     pub(super) overlaps: Vec<Overlap>,
 }
 
-/// One size of one collective.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Row {
+/// What distinguishes the rows of a visit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Point {
     pub(super) collective: String,
     /// Empty where the type makes no difference.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -75,9 +95,18 @@ pub(super) struct Row {
     pub(super) ranks: usize,
     pub(super) captured: bool,
     pub(super) in_place: bool,
-    /// What differs from a start without options, such as `one output`.
+    /// What differs from a start without options, such as `one output`. The program does not write
+    /// it.
+    #[serde(default)]
     pub(super) variant: String,
     pub(super) total_bytes: u64,
+}
+
+/// One size of one collective.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Row {
+    #[serde(flatten)]
+    pub(super) point: Point,
     /// Absent where only a ratio was kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) median_us: Option<f64>,
@@ -115,32 +144,14 @@ pub(super) struct Overlap {
     pub(super) gather_alone_us: f64,
     pub(super) gather_us: f64,
     /// Whether both sides were busy all the time.
-    #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub(super) overlapped: bool,
-}
-
-fn yes() -> bool {
-    true
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_yes(flag: &bool) -> bool {
-    *flag
 }
 
 /// One size of one run, as the program wrote it.
 #[derive(Debug, Deserialize)]
 struct Sample {
-    collective: String,
-    dtype: String,
-    ranks: usize,
-    captured: bool,
-    in_place: bool,
-    total_bytes: u64,
-    median_us: f64,
-    busbw_gbs: Option<f64>,
-    host_us: Option<f64>,
-    limit_us: Option<f64>,
+    #[serde(flatten)]
+    row: Row,
     checked: bool,
     baselines_version: Option<String>,
     #[serde(default)]
@@ -150,57 +161,40 @@ struct Sample {
 }
 
 impl Sample {
-    /// Returns the row of a run of this variant.
-    fn row(&self, variant: &str) -> Row {
+    /// Reads a line of a run of this variant.
+    fn parse(line: &str, variant: &str) -> Outcome<Self> {
+        let mut sample: Self = serde_json::from_str(line)?;
+        if !sample.checked {
+            return Err("the bytes were not checked".into());
+        }
+        if sample.row.median_us.is_none() {
+            return Err("missing field `median_us`".into());
+        }
+
         let path = |baseline: &Value| {
             let (name, us) = (baseline["path"].as_str()?, baseline["baseline_us"].as_f64()?);
             Some((name.to_owned(), us))
         };
-        // A collective with a root is `broadcast from 0`.
-        let collective = self.collective.split(' ').next().unwrap_or_default().to_owned();
-        Row {
-            collective,
-            dtype: self.dtype.clone(),
-            ranks: self.ranks,
-            captured: self.captured,
-            in_place: self.in_place,
-            variant: variant.to_owned(),
-            total_bytes: self.total_bytes,
-            median_us: Some(self.median_us),
-            host_us: self.host_us,
-            busbw_gbs: self.busbw_gbs,
-            limit_us: self.limit_us,
-            nccl: self.baselines.iter().filter_map(path).collect(),
-            ..Row::default()
-        }
-    }
+        sample.row.nccl = sample.baselines.iter().filter_map(path).collect();
 
-    /// Returns what overlapped with compute in a run of this variant.
-    fn overlaps(&self, variant: &str) -> impl Iterator<Item = Overlap> {
-        self.overlap.iter().map(|overlap| Overlap {
-            ranks: self.ranks,
-            total_bytes: self.total_bytes,
-            in_place: self.in_place,
-            variant: variant.to_owned(),
-            ..overlap.clone()
-        })
+        let point = &mut sample.row.point;
+        variant.clone_into(&mut point.variant);
+        // A collective with a root is `broadcast from 0`.
+        if let Some(end) = point.collective.find(' ') {
+            point.collective.truncate(end);
+        }
+        for overlap in &mut sample.overlap {
+            (overlap.ranks, overlap.total_bytes) = (point.ranks, point.total_bytes);
+            (overlap.in_place, overlap.variant) = (point.in_place, point.variant.clone());
+        }
+        Ok(sample)
     }
 }
 
-/// What distinguishes the rows of a visit.
-type Key = (String, String, usize, bool, bool, String, u64);
-
 impl Row {
-    pub(super) fn key(&self) -> Key {
-        let Self { collective, dtype, ranks, captured, in_place, variant, total_bytes, .. } =
-            self.clone();
-        (collective, dtype, ranks, captured, in_place, variant, total_bytes)
-    }
-
     /// Returns the row whose figures are the medians of those of `rounds`, which have the same key.
     fn median(rounds: &[Self]) -> Self {
-        let of =
-            |value: fn(&Self) -> Option<f64>| median(rounds.iter().filter_map(value).collect());
+        let of = |value: fn(&Self) -> Option<f64>| median_of(rounds.iter().filter_map(value));
         let mut row = rounds.first().cloned().unwrap_or_default();
 
         row.median_us = of(|row| row.median_us);
@@ -208,8 +202,8 @@ impl Row {
         row.host_us = of(|row| row.host_us);
         row.limit_us = of(|row| row.limit_us);
         for (path, us) in &mut row.nccl {
-            let times = rounds.iter().filter_map(|round| round.nccl.get(path).copied()).collect();
-            *us = median(times).unwrap_or(f64::NAN);
+            let times = rounds.iter().filter_map(|round| round.nccl.get(path).copied());
+            *us = median_of(times).unwrap_or(f64::NAN);
         }
         row
     }
@@ -218,6 +212,11 @@ impl Row {
     pub(super) fn by_best(&self) -> Option<f64> {
         let best = self.nccl.values().copied().min_by(f64::total_cmp);
         best.zip(self.median_us).map(|(nccl, us)| nccl / us).or(self.best_ratio)
+    }
+
+    /// Returns the speed relative to NCCL's copy engines.
+    fn by_copy_engines(&self) -> Option<f64> {
+        Some(self.nccl.get("copy engines")? / self.median_us?)
     }
 
     /// Returns the speed as a share of that of bare copies.
@@ -232,7 +231,7 @@ impl Row {
 
     /// Returns the name of the form in which the collective ran.
     pub(super) fn form(&self) -> &'static str {
-        match (self.captured, self.in_place) {
+        match (self.point.captured, self.point.in_place) {
             (false, false) => "eager",
             (false, true) => "in place",
             (true, false) => "captured",
@@ -240,36 +239,73 @@ impl Row {
         }
     }
 
-    pub(super) fn goals(&self) -> Goals {
+    /// Returns the goals of this row. `out_of_place` is the row of the same size and plan out of
+    /// place.
+    pub(super) fn goals(&self, out_of_place: Option<&Self>) -> Goals {
         let of_earlier = self.by_earlier().map(f64::recip);
-        Goals::default().at_least("× NCCL's best", self.by_best(), BEST).at_most(
+        let goals = Goals::default().at_least("× NCCL's best", self.by_best(), BEST).at_most(
             "× the earlier version",
             of_earlier,
             EARLIER,
-        )
+        );
+        let total = self.point.total_bytes;
+        if self.point.collective != "all-gather" {
+            return goals;
+        }
+
+        match (self.form(), self.point.variant.as_str()) {
+            ("eager", "") => {
+                let large = LARGE.iter().find(|(from, ..)| total >= *from);
+                let (share, best) = large.map_or((None, None), |_| (self.share(), self.by_best()));
+                let (_, share_min, best_min) = *large.unwrap_or(&LARGE[0]);
+                let small = self.by_copy_engines().filter(|_| total <= SMALL.0);
+                let medium = self.median_us.filter(|_| total == MEDIUM.0);
+                goals
+                    .at_least("of the limit", share, share_min)
+                    .at_least("× NCCL's best", best, best_min)
+                    .at_least("× NCCL's copy engines", small, SMALL.1)
+                    .at_most("µs", medium, MEDIUM.1)
+                    .at_most("µs of the host", self.host_us, HOST_US)
+            }
+            ("eager", ONE_OUTPUT) if total == MEDIUM.0 => {
+                goals.at_most("µs", self.median_us, MEDIUM.2)
+            }
+            ("in place", "") => {
+                let other = out_of_place.and_then(|row| row.median_us);
+                let ratio = self.median_us.zip(other).map(|(own, other)| own / other);
+                goals.at_most("× out of place", ratio, IN_PLACE)
+            }
+            _ => goals,
+        }
     }
 }
 
 impl Overlap {
-    /// Returns the goals of collectives of Peerlane that use no compute unit.
-    fn goals(&self) -> Goals {
-        let is_free = self.in_place || self.variant == "beside_compute";
-        if self.path != "peerlane" || !is_free {
-            return Goals::default();
-        }
-        Goals::default().at_most("× the GEMM alone", self.compute_ratio, OVERLAP).at_most(
-            "× the all-gather alone",
-            self.gather_ratio,
-            OVERLAP,
-        )
+    /// Returns the goals of Peerlane's all-gathers during compute; `others` are of all paths of the
+    /// same run.
+    fn goals<'o>(&self, mut others: impl Iterator<Item = &'o Self>) -> Goals {
+        let better = others.find(|other| {
+            other.compute_ratio < self.compute_ratio && other.gather_us < self.gather_us
+        });
+        let path = better.map_or("", |other| &other.path);
+        Goals::default()
+            .at_most("× the GEMM alone", self.compute_ratio, OVERLAP)
+            .at_most("× the all-gather alone", self.gather_ratio, OVERLAP)
+            .enter(self.overlapped, "overlaps all the time", "one side that ended too early")
+            .enter(better.is_none(), "no path is better on both", path)
+    }
+
+    /// Returns whether another path was measured in the same run.
+    fn is_of_run(&self, other: &Self) -> bool {
+        let run = |it: &Self| (it.ranks, it.total_bytes, it.in_place, it.variant.clone());
+        run(self) == run(other)
     }
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let (low, high) =
-        (values.get(values.len().checked_sub(1)? / 2)?, values.get(values.len() / 2)?);
-    Some(f64::midpoint(*low, *high))
+/// Returns the median of values, if there are any.
+fn median_of(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values = values.peekable();
+    values.peek().is_some().then(|| median(values))
 }
 
 impl Visit {
@@ -288,8 +324,8 @@ impl Visit {
         }
 
         let mut visit = Self::default();
-        let mut rounds: BTreeMap<Key, Vec<Row>> = BTreeMap::new();
-        let mut earlier: BTreeMap<Key, Vec<f64>> = BTreeMap::new();
+        let mut rounds: BTreeMap<Point, Vec<Row>> = BTreeMap::new();
+        let mut earlier: BTreeMap<Point, Vec<f64>> = BTreeMap::new();
         for path in paths {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             let parts: Vec<&str> = name.split('.').collect();
@@ -298,35 +334,31 @@ impl Visit {
                     format!("{} has a name that no run of the script has", path.display()).into()
                 );
             };
-            let variant = if variant == "default" { "" } else { variant };
+            let variant = if variant == "default" { "" } else { &variant.replace('-', " ") };
 
-            for (number, line) in read(&path)?.lines().enumerate() {
-                let place = |error: &dyn std::fmt::Display| {
-                    format!("{}, line {}: {error}", path.display(), number + 1)
-                };
-                let sample: Sample = serde_json::from_str(line).map_err(|error| place(&error))?;
-                if !sample.checked {
-                    return Err(place(&"the bytes were not checked").into());
-                }
-
-                visit.overlaps.extend(sample.overlaps(variant));
-                let row = sample.row(variant);
+            for (number, line) in (1..).zip(read(&path)?.lines()) {
+                let Sample { row, baselines_version, overlap, .. } =
+                    Sample::parse(line, variant)
+                        .map_err(|error| format!("{}, line {number}: {error}", path.display()))?;
                 if version == "earlier" {
-                    earlier.entry(row.key()).or_default().extend(row.median_us);
-                } else if sample.overlap.is_empty() {
-                    rounds.entry(row.key()).or_default().push(row);
+                    earlier.entry(row.point).or_default().extend(row.median_us);
+                } else if overlap.is_empty() {
+                    rounds.entry(row.point.clone()).or_default().push(row);
                 }
+                visit.overlaps.extend(overlap);
+
                 // The text also names a file of that machine.
-                let nccl =
-                    sample.baselines_version.as_deref().and_then(|text| text.split(' ').next());
+                let nccl = baselines_version.as_deref().and_then(|text| text.split(' ').next());
                 visit.nccl = nccl.map(str::to_owned).or(visit.nccl);
             }
         }
 
         visit.rows = rounds.values().map(|rounds| Row::median(rounds)).collect();
         for row in &mut visit.rows {
-            row.earlier_us = earlier.remove(&row.key()).and_then(median);
+            row.earlier_us =
+                earlier.remove(&row.point).and_then(|times| median_of(times.into_iter()));
         }
+
         let doctor: Value = serde_json::from_str(&read(&folder.join("doctor.json"))?)?;
         visit.machine = machine(&doctor);
         visit.date = read(&folder.join("date"))?.trim().to_owned();
@@ -364,21 +396,29 @@ impl Visit {
 
     pub(super) fn goals(&self) -> impl Iterator<Item = (String, Goals)> {
         let rows = self.rows.iter().map(|row| {
-            let Row { collective, dtype, ranks, total_bytes, .. } = row;
-            let what = format!(
-                "{collective} of {dtype}, {ranks} ranks, {}, {}",
-                size(*total_bytes),
-                row.form()
-            );
-            (what, row.goals())
+            let Point { collective, dtype, ranks, total_bytes, .. } = &row.point;
+            let (total, form) = (size(*total_bytes), row.form());
+            let what = format!("{collective} of {dtype}, {ranks} ranks, {total}, {form}");
+            (what, row.goals(self.out_of_place(row)))
         });
 
-        let overlaps = self.overlaps.iter().map(|overlap| {
-            let what =
-                format!("{} ranks, {}, beside a GEMM", overlap.ranks, size(overlap.total_bytes));
-            (what, overlap.goals())
+        let ours = self.overlaps.iter().filter(|overlap| overlap.path == "peerlane");
+        let overlaps = ours.map(|ours| {
+            let what = format!("{} ranks, {}, beside a GEMM", ours.ranks, size(ours.total_bytes));
+            let others = self.overlaps.iter().filter(|other| ours.is_of_run(other));
+            (what, ours.goals(others))
         });
         rows.chain(overlaps)
+    }
+
+    /// Returns the row of the same size and plan out of place. A start in place has one output, and
+    /// waits for `ready`.
+    fn out_of_place(&self, row: &Row) -> Option<&Row> {
+        let find = |variant: &str| {
+            let point = Point { in_place: false, variant: variant.to_owned(), ..row.point.clone() };
+            self.rows.iter().find(|row| row.point == point)
+        };
+        find(ONE_OUTPUT).or_else(|| find(""))
     }
 }
 
