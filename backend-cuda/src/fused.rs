@@ -18,7 +18,7 @@ use crate::sys::CUfunction;
 const PTX: &str = include_str!("../kernels/start.ptx");
 
 /// The most blocks of a launch: a block for nearly every multiprocessor of an H100. More do not
-/// copy faster (docs/perf/beside-nccl.md).
+/// copy faster (docs/adr/0031-fused-starts.md).
 const BLOCKS_MAX: u32 = 128;
 /// The blocks that a multiprocessor of any device since compute capability 7.0 runs at the same
 /// time, by the launch bounds of the kernels.

@@ -122,8 +122,8 @@ fn plan(algorithm: Algorithm, topology: &Topology) {
         .max_by_key(|&(_, bytes)| bytes)
         .unwrap_or_default();
     let line = json!({
-        "what": "plan", "algorithm": algorithm, "nodes": topology.nodes(), "ranks": ranks, "steps": steps,
-        "seconds": time.as_secs_f64(), "peak_bytes": bytes,
+        "what": "plan", "algorithm": algorithm, "nodes": topology.nodes(), "ranks": ranks,
+        "steps": steps, "seconds": time.as_secs_f64(), "peak_bytes": bytes,
     });
     println!("{line}");
 }

@@ -123,6 +123,7 @@ fn main() -> ExitCode {
         Task::Wheel => test::python::build_wheel(),
         Task::Bench(bench) => bench::run(bench),
     };
+
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -57,7 +57,7 @@ impl Transfer {
     }
 }
 
-// The figures below are those of docs/perf/beside-nccl.md.
+// The figures below predict the times of fused starts in docs/perf/beside-nccl.md.
 
 /// More blocks make starts at most 2 % faster, and leave less room for other operations.
 const BLOCKS_MAX: u32 = 64;

@@ -42,8 +42,8 @@ const ARMED: Duration = Duration::from_millis(300);
 const ARMED_TIMES: usize = 3;
 /// By how much a rank is late, and how often: what else this machine does can disturb one wait.
 const LATE: Duration = Duration::from_millis(600);
-/// By how many times the processor time of a start it is late on a slow machine. The naps of a wait
-/// grow with the wait, so a wait of a few slow polls says little about a long one.
+/// The least lateness as a multiple of the processor time of a start. The naps of a wait grow with
+/// the wait, so on a slow machine a wait of a few polls says little about a long one.
 const LATE_IN_STARTS: u32 = 30;
 const LATE_STARTS: usize = 3;
 /// Per cent of a processor while a graph is not replayed; whoever looks all the time uses all of one.

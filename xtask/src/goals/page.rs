@@ -122,7 +122,7 @@ fn measured(goal: &Goal) -> String {
     }
 }
 
-/// Returns values, each with what it belongs to.
+/// Returns values, each with its label.
 fn list<'a>(values: impl Iterator<Item = &'a Value>) -> String {
     let one = |Value(label, value): &Value| match label.as_str() {
         "" => figure(*value),

@@ -45,10 +45,10 @@ pub(super) struct Goal {
     pub(super) goal: Bound,
     #[serde(default)]
     pub(super) unit: String,
-    /// What was measured, for a goal that is a number.
+    /// The measured values of a goal that is a number.
     #[serde(default)]
     pub(super) values: Vec<Value>,
-    /// What was measured, for a goal that is a text.
+    /// The result of a goal that is a text.
     pub(super) found: Option<String>,
     /// Whether [`Goal::found`] is what the goal asks for.
     met: Option<bool>,
@@ -70,7 +70,7 @@ pub(super) enum Bound {
     Text(String),
 }
 
-/// Holds a measured value, and says to what it belongs.
+/// Holds the label of a measured value, and the value.
 #[derive(Debug, Deserialize)]
 pub(super) struct Value(pub(super) String, pub(super) Figure);
 

@@ -89,7 +89,7 @@ fn row_of_kind(kind: &str, name: &str, exceptions: &str) -> String {
     format!("| [`{kind}`](#{section}) | `PEERLANE_STATUS_{status}` | {exception} |")
 }
 
-/// Returns the class of Python that stands for a kind alone, if there is one.
+/// Returns the Python class of a kind, if the kind has a class of its own.
 fn class_of_kind<'t>(exceptions: &'t str, name: &str) -> Option<&'t str> {
     let attribute = format!("kind = \"{name}\"");
     let (before, _) = exceptions.split_once(&attribute)?;

@@ -94,12 +94,14 @@ impl Bench for GpuBench {
         let (timer, comm) = (&mut self.timer, &run.comm);
         let counts = counts(run.setup.options, at.total_bytes);
         let starts = candidates[0].rounded_up(counts.timed);
+
         let mut measure = |candidate: &mut Candidate<'_>| {
             let device = timer.time_starts(candidate, counts)?;
             Ok([device, timer.host_time(candidate)?].map(Interval::of))
         };
         let guarded = |candidate: &mut Candidate<'_>| candidate.guarded(&mut measure);
         let times = in_turn(comm, candidates, REPETITIONS, longest_of_each, guarded)?;
+
         let timing = |[statistics, host]: [_; 2]| Timing {
             statistics,
             iterations: (starts * REPETITIONS) as usize,
@@ -182,9 +184,11 @@ pub(super) fn limits(
             |(scheme, input)| Candidate::open(scheme, &gpu, &stream, (vec![input], 1), false);
         let schemes = buffers.schemes(&layout, comm.rank(), &stream).into_iter().map(open);
         let mut schemes = schemes.collect::<Result<Vec<_>>>()?;
+
         let in_a_row = counts(setup.options, layout.total_bytes());
         let warmup = in_a_row.warmup.max(1);
         let aligned = |timed| StartCounts { warmup, timed, aligned: true };
+
         let mut fastest = Duration::MAX;
         for counts in [in_a_row, aligned(1), aligned(4)] {
             let measure =
