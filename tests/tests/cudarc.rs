@@ -1,6 +1,6 @@
 //! Gathers from and into memory of the crate cudarc, through the facade, on the simulated driver.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
@@ -11,9 +11,20 @@ use peerlane::{Algorithm, Error, ErrorKind, Group, MemoryRange, RegisterSlice, c
 const RANKS: usize = 3;
 const LEN: usize = 1001;
 
+/// Installs the simulated driver and serialises the tests, which share its devices.
+///
+/// A new context of cudarc waits for the whole device when its first stream is made. CUDA refuses that while another
+/// test captures a stream there, and fails the capture.
+fn devices() -> MutexGuard<'static, ()> {
+    static ONE_BY_ONE: Mutex<()> = Mutex::new(());
+    let turn = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    peerlane_simulated_driver::install();
+    turn
+}
+
 /// Runs every rank on a thread of its own, with the device of its number and a stream there.
 fn on_ranks(rank: impl Fn(&mut Group, &Arc<CudaStream>) -> Result<(), Error> + Sync) {
-    let _driver = peerlane_simulated_driver::install();
+    let _devices = devices();
     in_process::run(RANKS, |bootstrap| {
         let number = bootstrap.rank();
         let fabric = cuda::Fabric::open(number, RANKS, number.0)?;
@@ -173,7 +184,7 @@ fn memory_of_a_pool_that_peers_access_is_refused() {
 
 #[test]
 fn a_group_of_another_backend_refuses_slices() {
-    let _driver = peerlane_simulated_driver::install();
+    let _devices = devices();
     let slice = stream(Rank(0)).alloc_zeros::<i32>(LEN).unwrap();
     let slice = Arc::new(slice);
     in_process::run(1, |bootstrap| {
