@@ -2,8 +2,10 @@
 
 mod launchers;
 mod not_covered;
+mod port;
 mod stopwatch;
 
 pub use launchers::LAUNCHER_VARIABLES;
 pub use not_covered::not_covered;
+pub use port::ReservedPort;
 pub use stopwatch::{Elapsed, Stopwatch};

@@ -58,8 +58,10 @@ fn expect_equal(measure: impl FnOnce() -> (Elapsed, Duration)) {
     let (took, expected) = measure();
     drop(busy);
 
-    let difference = took.net().abs_diff(expected);
-    assert!(difference < expected / 4, "expected {expected:?}: {took}");
+    // What the host of a virtual machine has taken is in one part of the figures or in the other, by kernel.
+    let [shortest, longest] = [took.net(), took.total.saturating_sub(took.waited)];
+    let is_equal = shortest < expected * 5 / 4 && longest > expected * 3 / 4;
+    assert!(is_equal, "expected {expected:?}: {took}");
     println!("expected {expected:?}: {took}");
 }
 
@@ -81,7 +83,8 @@ fn the_net_time_holds_work_and_sleep_but_no_waits_for_processors() {
         (watch.elapsed(), length)
     });
 
-    // A thread that begins and ends meanwhile. It ends after a look, which is what counts its waits.
+    // A thread that begins and ends meanwhile. It ends after a look, which is what counts its waits. The time in which it ends is
+    // not part of the measurement.
     expect_equal(|| {
         let watch = Stopwatch::start();
         let (done, is_done) = channel();
@@ -91,10 +94,12 @@ fn the_net_time_holds_work_and_sleep_but_no_waits_for_processors() {
             let _ = may_end.recv();
         });
         let used = is_done.recv().unwrap();
-        watch.elapsed();
+        let before = watch.elapsed();
         drop(end);
         thread.join().unwrap();
-        (watch.elapsed(), used)
+        let after = watch.elapsed();
+        assert!(after.waited >= before.waited, "{before}, then {after}");
+        (before, used)
     });
 
     // A thread of another test, whose waits are not subtracted.
@@ -108,7 +113,7 @@ fn the_net_time_holds_work_and_sleep_but_no_waits_for_processors() {
 
     // Another process.
     expect_equal(|| {
-        let count = "i=0; while [ $i -lt 80000 ]; do i=$((i+1)); done";
+        let count = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
         let mut process = shell(&format!("read line; {count}; echo done; read line"));
         let (mut input, output) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
 
