@@ -19,6 +19,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 pub use file::LengthGuard;
 pub(crate) use file::file_id;
 
+use crate::PerProcess;
 use crate::limits::{AvailableMemory, GroupLock, SystemError, check_file_bytes};
 
 /// An allocation of at least this many bytes first checks how much memory is free. For smaller
@@ -361,12 +362,16 @@ impl MappedSpan {
     }
 }
 
-/// All mappings of this process by their first address, each with its offset in its file in bytes.
-static MAPPINGS: Mutex<BTreeMap<usize, (Weak<Pages>, u64)>> = Mutex::new(BTreeMap::new());
+/// Mappings by their first address, each with its offset in its file in bytes.
+type Mappings = BTreeMap<usize, (Weak<Pages>, u64)>;
 
-fn mappings() -> MutexGuard<'static, BTreeMap<usize, (Weak<Pages>, u64)>> {
+/// Returns all mappings that this process has created or imported.
+fn mappings() -> MutexGuard<'static, Mappings> {
+    // A forked child drops mappings of its parent, a thread of which may have the lock.
+    static MAPPINGS: PerProcess<Mutex<Mappings>> = PerProcess::new();
+
     // Each change is one call, so the map stays consistent if another thread panics.
-    MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
+    MAPPINGS.value_or_create(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the part of a mapping that holds `base..base + bytes`, or `None` if no mapping holds all
@@ -396,6 +401,8 @@ fn remove_mapping(pages: &Pages) {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+    use std::sync::Barrier;
+    use std::thread;
 
     use rustix::fs::OFlags;
 
@@ -421,8 +428,44 @@ mod tests {
         drop(mapping);
         // SAFETY: the span keeps it mapped, and no other code knows it.
         unsafe { base.write(1) };
+
+        let pages = Arc::downgrade(&span.pages);
         drop(span);
-        assert!(find(base, 1).is_none());
+        assert!(pages.upgrade().is_none());
+        // A mapping of another test may have the address by now.
+        let is_listed = mappings().values().any(|(known, _)| known.ptr_eq(&pages));
+        assert!(!is_listed);
+    }
+
+    #[test]
+    fn a_forked_child_waits_for_no_lock_of_its_parent() {
+        let mut mapping = Some(Mapping::create(10_000).unwrap());
+        let (held, forked) = (Barrier::new(2), Barrier::new(2));
+        let status = thread::scope(|scope| {
+            // Another thread of the parent has the lock when the process is forked.
+            scope.spawn(|| {
+                let _mappings = mappings();
+                held.wait();
+                forked.wait();
+            });
+            held.wait();
+
+            // SAFETY: the child only drops what this thread owns, and ends at once.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: it ends this child by a signal, if it waits too long.
+                unsafe { libc::alarm(20) };
+                drop(mapping.take());
+                // SAFETY: it ends the process.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 0;
+            // SAFETY: the child belongs to this test, and the status outlives the call.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            forked.wait();
+            status
+        });
+        assert_eq!(status, 0, "the child has not ended by itself");
     }
 
     #[test]
