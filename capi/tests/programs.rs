@@ -1,11 +1,11 @@
 //! Compiles the C programs with all warnings, and runs each as four processes.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use peerlane_c as _;
-use peerlane_test_support::not_covered;
+use peerlane_test_support::{ReservedPort, not_covered};
 
 const RANKS: usize = 4;
 
@@ -14,7 +14,10 @@ fn compile(compiler: &str, source: &str) -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let test = std::env::current_exe().unwrap();
     let libraries = test.parent().unwrap();
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{compiler}"));
+    // Tests compile at the same time, also the same program.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("{source}-{compiler}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let compiled = Command::new(compiler)
         .args([
             if source.ends_with(".c") { "-std=c11" } else { "-std=c++17" },
@@ -46,7 +49,8 @@ fn run(program: &Path, ranks: usize) {
 
 /// Runs a program with arguments as `ranks` processes, which all must succeed.
 fn run_with(program: &Path, arguments: &[&str], ranks: usize) {
-    let children = spawn(program, arguments, ranks, Stdio::inherit);
+    let port = ReservedPort::new();
+    let children = spawn(program, arguments, ranks, &port, Stdio::inherit);
     let ended = children.into_iter().map(|mut child| child.wait().unwrap().success());
     let ended: Vec<bool> = ended.collect();
     assert_eq!(ended, vec![true; ranks], "{} {arguments:?}", program.display());
@@ -54,8 +58,9 @@ fn run_with(program: &Path, arguments: &[&str], ranks: usize) {
 
 /// Runs a program as `ranks` processes, and returns the lines that all have printed, sorted.
 fn printed(program: &Path, ranks: usize) -> Vec<String> {
+    let port = ReservedPort::new();
     let mut lines = Vec::new();
-    for child in spawn(program, &[], ranks, Stdio::piped) {
+    for child in spawn(program, &[], ranks, &port, Stdio::piped) {
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success());
         lines.extend(String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned));
@@ -64,16 +69,21 @@ fn printed(program: &Path, ranks: usize) -> Vec<String> {
     lines
 }
 
-/// Starts a program as `ranks` processes, as a launcher does.
-fn spawn(program: &Path, arguments: &[&str], ranks: usize, output: fn() -> Stdio) -> Vec<Child> {
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).unwrap().port();
+/// Starts a program as `ranks` processes, as a launcher does, which find each other at the port.
+fn spawn(
+    program: &Path,
+    arguments: &[&str],
+    ranks: usize,
+    port: &ReservedPort,
+    output: fn() -> Stdio,
+) -> Vec<Child> {
     let spawn = |rank: usize| {
         Command::new(program)
             .args(arguments)
             .env("RANK", rank.to_string())
             .env("WORLD_SIZE", ranks.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
+            .env("MASTER_PORT", port.number().to_string())
             .stdout(output())
             .spawn()
             .unwrap()

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use peerlane_collectives::bootstrap::environment::Environment;
@@ -309,7 +310,11 @@ fn files_of_shared_memory_are_inputs_outputs_and_windows() {
 }
 
 /// Gathers in arenas of huge pages, or says why there are none.
+///
+/// One test at a time, because what another one holds is missing between the look and the gather.
 fn gather_in_huge_pages(test: &str, kind: &str) {
+    static ONE_BY_ONE: Mutex<()> = Mutex::new(());
+    let _turn = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let create = || {
         let created = Arena::create(kind);
         remove_name();

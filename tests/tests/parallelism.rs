@@ -3,11 +3,11 @@
 #[path = "../../examples/parallelism.rs"]
 mod example;
 
-use std::net::TcpListener;
 use std::process::Command;
 use std::time::Duration;
 
 use peerlane_hal::Deadline;
+use peerlane_test_support::ReservedPort;
 use peerlane_tests::processes::Child;
 
 #[test]
@@ -18,12 +18,12 @@ fn rank() {
 
 #[test]
 fn tensor_and_data_groups_gather_at_the_same_time() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = ReservedPort::new();
     let start = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--ignored", "--exact", "rank", "--test-threads=1"]);
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", "4");
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.number().to_string());
         // Without a GPU, ranks use host memory.
         command.env("CUDA_VISIBLE_DEVICES", "").env("HIP_VISIBLE_DEVICES", "");
         Child::spawn(&format!("rank {rank}"), command).unwrap()

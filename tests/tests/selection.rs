@@ -1,9 +1,8 @@
 //! Tests which backend a group gets if drivers are missing or do not work, or if ranks see different GPUs.
 
-use std::net::TcpListener;
-
 use peerlane::open::{Backend, OpenOptions};
 use peerlane_simulated_driver::{Other, tell};
+use peerlane_test_support::ReservedPort;
 
 const BACKEND: &str = "PEERLANE_TEST_BACKEND";
 
@@ -39,7 +38,8 @@ const BROKEN: Variables = &[("PEERLANE_SIM_FAIL", "cuInit:0:803")];
 fn open(ranks: &[Variables]) -> Vec<String> {
     let folder = peerlane_simulated_driver::library_folder();
     let folder = folder.to_str().expect("the path is valid UTF-8");
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let reserved = ReservedPort::new();
+    let port = reserved.number().to_string();
     let count = ranks.len().to_string();
     let start = |(rank, variables): (usize, &Variables)| {
         let rank = rank.to_string();

@@ -15,7 +15,7 @@ use peerlane_bootstrap::environment::{Environment, HubAddress};
 use peerlane_bootstrap::error::Error;
 use peerlane_bootstrap::tcp::{Hub, HubOptions, TcpBootstrap};
 use peerlane_hal::{Deadline, ErrorKind, Rank};
-use peerlane_test_support::{Stopwatch, not_covered};
+use peerlane_test_support::{ReservedPort, Stopwatch, not_covered};
 
 fn hub(ranks: usize) -> Hub {
     Hub::bind("127.0.0.1:0", ranks).unwrap()
@@ -108,7 +108,8 @@ fn a_rank_that_cannot_join_ends_the_start_for_all_others() {
 
 #[test]
 fn a_rank_of_another_job_is_refused() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = ReservedPort::new();
+    let address = port.address();
     let place = |rank, job: Option<&str>| Environment {
         rank: Rank(rank),
         ranks: 2,
@@ -162,8 +163,8 @@ fn an_address_of_another_host_is_named_if_ranks_are_missing() {
 
 #[test]
 fn rank_0_opens_the_hub_and_others_wait_for_it() {
-    // The port is free a moment ago; nothing else in this process asks for that very one.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = ReservedPort::new();
+    let address = port.address();
     for host in ["127.0.0.1", "localhost"] {
         let place = |rank| Environment {
             hub: HubAddress::RankZero(format!("{host}:{}", address.port())),
@@ -181,13 +182,13 @@ fn rank_0_opens_the_hub_and_others_wait_for_it() {
 
 /// Joins two ranks whose launcher gives this `MASTER_ADDR`. Rank 0 must reach the hub at the address too.
 fn join_at(master_address: &str) {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = ReservedPort::new();
     let place = |rank: &str| {
         let lookup = |name: &str| match name {
             "RANK" => Some(rank.to_owned()),
             "WORLD_SIZE" => Some("2".to_owned()),
             "MASTER_ADDR" => Some(master_address.to_owned()),
-            "MASTER_PORT" => Some(port.to_string()),
+            "MASTER_PORT" => Some(port.number().to_string()),
             "PEERLANE_SECRET" => Some("0123456789abcdef".to_owned()),
             _ => None,
         };
@@ -329,7 +330,8 @@ fn a_rank_that_comes_and_goes_is_lost() {
 
 #[test]
 fn a_hub_that_is_not_there_is_waited_for_and_then_named() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = ReservedPort::new();
+    let address = port.address();
     let start = Instant::now();
     let error = join(address, 1, 2, after_ms(200)).unwrap_err();
     assert!(start.elapsed() >= Duration::from_millis(200));

@@ -46,7 +46,7 @@ fn a_choice_is_one_json_object() {
 #[test]
 fn a_calibration_is_written_and_used() {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let (out, check) = (folder.join("links.json"), folder.join("check.json"));
+    let (out, check) = (folder.join("calibrated.json"), folder.join("check.json"));
     let words =
         "calibrate --backend host --ranks 2 --max-bytes 4K --rounds 1 --algorithms direct,ring";
     let ended = end(command(words).arg("--out").arg(&out).arg("--check").arg(&check));

@@ -3,30 +3,25 @@
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
-use peerlane_test_support::not_covered;
+use peerlane_test_support::{ReservedPort, not_covered};
 
 use crate::common::{Ended, command, end};
 
 const SMALL: &str = "allgather --max-bytes 4K --iterations 3 --warmup 1 --json -";
 
-/// Returns a port that was free just before.
-pub(crate) fn port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-pub(crate) fn rank(line: &str, rank: usize, ranks: usize, port: u16) -> Command {
+pub(crate) fn rank(line: &str, rank: usize, ranks: usize, port: &ReservedPort) -> Command {
     let mut command = command(line);
     command.envs([("RANK", rank), ("WORLD_SIZE", ranks)].map(|(name, n)| (name, n.to_string())));
-    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.number().to_string());
     command
 }
 
 /// Starts one process for each line, as ranks in order, and waits for all of them.
 pub(crate) fn launch(lines: &[&str]) -> Vec<Ended> {
-    let port = port();
+    let port = ReservedPort::new();
     std::thread::scope(|scope| {
         let start = |(number, line): (usize, &&str)| {
-            let mut command = rank(line, number, lines.len(), port);
+            let mut command = rank(line, number, lines.len(), &port);
             scope.spawn(move || end(&mut command))
         };
         let ranks: Vec<_> = lines.iter().enumerate().map(start).collect();
@@ -48,6 +43,7 @@ fn ranks_of_a_launcher_join_and_rank_0_prints() {
 fn with_mpirun(launcher: &str, options: &str) -> Option<Ended> {
     let mut command = Command::new(launcher);
     // The ranks find each other by the variables of the launcher alone, besides the port.
+    let port = ReservedPort::new();
     let own = self::command(SMALL);
     command.args(options.split_whitespace()).args(["-n", "4"]).arg(own.get_program());
     for (name, value) in own.get_envs() {
@@ -56,7 +52,7 @@ fn with_mpirun(launcher: &str, options: &str) -> Option<Ended> {
             None => command.env_remove(name),
         };
     }
-    command.args(own.get_args()).env("PEERLANE_PORT", port().to_string());
+    command.args(own.get_args()).env("PEERLANE_PORT", port.number().to_string());
     if Command::new(launcher).arg("--version").output().is_err() {
         let what = format!("ranks_of_{}_join", launcher.replace('.', "_"));
         not_covered(&what, &format!("{launcher} is not installed"));
@@ -96,7 +92,7 @@ fn ranks_with_different_options_are_named() {
 
 #[test]
 fn a_number_of_ranks_that_the_launcher_has_not_started_is_a_usage_error() {
-    let ended = end(&mut rank(&format!("{SMALL} --ranks 3"), 0, 2, port()));
+    let ended = end(&mut rank(&format!("{SMALL} --ranks 3"), 0, 2, &ReservedPort::new()));
     assert!(
         ended.error(2).contains("--ranks is 3, but the launcher has started 2 ranks"),
         "{ended:?}"
@@ -105,20 +101,20 @@ fn a_number_of_ranks_that_the_launcher_has_not_started_is_a_usage_error() {
 
 #[test]
 fn a_missing_rank_is_named() {
-    let ended = end(&mut rank(&format!("{SMALL} --timeout 3"), 0, 2, port()));
+    let ended = end(&mut rank(&format!("{SMALL} --timeout 3"), 0, 2, &ReservedPort::new()));
     assert!(ended.error(1).contains("rank 1"), "{ended:?}");
-    let ended = end(&mut rank(&format!("{SMALL} --timeout 3"), 1, 2, port()));
+    let ended = end(&mut rank(&format!("{SMALL} --timeout 3"), 1, 2, &ReservedPort::new()));
     assert!(ended.error(1).contains("rank 0"), "{ended:?}");
 }
 
 #[test]
 fn a_port_in_use_is_named_with_its_variable() {
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port();
-    let ended = end(&mut rank(&format!("{SMALL} --timeout 2"), 0, 2, port));
+    let port = ReservedPort::new();
+    let _taken = TcpListener::bind(port.address()).unwrap();
+    let ended = end(&mut rank(&format!("{SMALL} --timeout 2"), 0, 2, &port));
     let error = ended.error(1);
     assert!(error.contains("in use") && error.contains("MASTER_PORT"), "{error}");
-    assert!(error.contains(&port.to_string()), "{error}");
+    assert!(error.contains(&port.number().to_string()), "{error}");
 }
 
 #[test]

@@ -1,16 +1,16 @@
 //! Tests runs that reach a limit of a process: every rank names the limit, and none waits for its timeout.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use peerlane_test_support::ReservedPort;
 use rustix::process::geteuid;
 
 use crate::common::{Ended, command, end, ended};
-use crate::launcher::{port, rank};
+use crate::launcher::rank;
 
 /// A run whose ranks would wait for ten minutes for one that does not come.
 const RUN: &str = "allgather --min-bytes 64K --max-bytes 64K --iterations 2 --timeout 600 --json -";
@@ -125,8 +125,11 @@ struct PublicProgram(PathBuf);
 impl PublicProgram {
     fn new() -> Self {
         let path = std::env::temp_dir().join(format!("peerlane-limits-{}", std::process::id()));
-        fs::copy(command("").get_program(), &path).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // Another process writes the file: one that this process has open for writing cannot be run as long as a child
+        // that another test is about to start has the descriptor.
+        let mut install = Command::new("install");
+        install.arg("-m755").arg(command("").get_program()).arg(&path);
+        assert!(install.status().unwrap().success(), "{install:?}");
         Self(path)
     }
 }
@@ -169,12 +172,12 @@ fn other_ranks_of_a_launcher_name_the_rank_that_has_the_limit() {
     let ranks = 3;
     for victim in [0, 1] {
         for limit in [10, 11, 12, 13, 15, 16] {
-            let port = port();
+            let port = ReservedPort::new();
             let begun = Instant::now();
             let all: Vec<Ended> = std::thread::scope(|scope| {
                 // A hub that fails waits only a moment for other ranks, so rank 0 starts when they run.
                 let run = |number: usize| {
-                    let mut command = rank(LAUNCHED, number, ranks, port);
+                    let mut command = rank(LAUNCHED, number, ranks, &port);
                     if number == victim {
                         command = limited(&format!("--nofile={limit}"), &command);
                     }

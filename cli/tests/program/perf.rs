@@ -1,9 +1,10 @@
 //! Tests `peerlane perf` between two processes with the host backend.
 
+use peerlane_test_support::ReservedPort;
 use serde_json::Value;
 
 use crate::common::{end, run};
-use crate::launcher::{launch, port, rank};
+use crate::launcher::{launch, rank};
 
 const FEW: &str = "--iterations 40 --warmup 2 --json -";
 
@@ -80,10 +81,10 @@ fn two_ranks_of_a_launcher_are_measured_and_rank_0_prints() {
 
 #[test]
 fn impossible_measurements_are_refused() {
-    let ended = end(&mut rank("perf --put", 0, 3, port()));
+    let ended = end(&mut rank("perf --put", 0, 3, &ReservedPort::new()));
     let expected = "the launcher has started 3 ranks, expected 2 ranks for perf";
     assert!(ended.error(2).contains(expected), "{ended:?}");
-    let ended = end(&mut rank("perf --put --timeout 3", 0, 2, port()));
+    let ended = end(&mut rank("perf --put --timeout 3", 0, 2, &ReservedPort::new()));
     assert!(ended.error(1).contains("rank 1"), "{ended:?}");
     // A machine with NICs reports the unknown name, other machines the missing library or device.
     let ended = run("perf --put --backend rdma --device no-such-card");

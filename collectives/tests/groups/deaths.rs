@@ -1,6 +1,5 @@
 //! Ranks that die and leave a child behind, which has copies of all their descriptors.
 
-use std::net::TcpListener;
 use std::process::exit;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Group;
 use peerlane_hal::{Deadline, Rank};
 use peerlane_host as host;
+use peerlane_test_support::ReservedPort;
 
 /// Far beyond what a busy machine needs to tell a death.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -83,9 +83,8 @@ fn the_death_of_a_rank_is_told_while_a_child_of_it_lives() {
     for (victim, how) in
         [(0, Fork::Call), (0, Fork::Raw), (1, Fork::Call), (1, Fork::Raw), (2, Fork::Call)]
     {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let hub = listener.local_addr().unwrap().to_string();
-        drop(listener);
+        let port = ReservedPort::new();
+        let hub = port.address().to_string();
         let mut ranks = [0, 1, 2]
             .map(|rank| start("deaths::rank_process", &format!("{hub} {rank} {victim} {how:?}")));
         let child: i32 = said(&mut ranks[victim as usize].1, "child: ").parse().unwrap();

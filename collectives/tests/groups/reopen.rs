@@ -1,6 +1,5 @@
 //! Groups that are opened, ended and opened again at one address.
 
-use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
@@ -11,13 +10,13 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupEnd, GroupState, Operation};
 use peerlane_hal::{Deadline, Rank};
 use peerlane_host as host;
+use peerlane_test_support::ReservedPort;
 
 /// What outlives the groups of a rank.
 type Kept = Vec<(GroupEnd, Operation<u32>)>;
 
-fn free_address() -> HubAddress {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    HubAddress::RankZero(listener.local_addr().unwrap().to_string())
+fn address_at(port: &ReservedPort) -> HubAddress {
+    HubAddress::RankZero(port.address().to_string())
 }
 
 fn open(hub: &HubAddress, rank: Rank, ranks: usize) -> Result<Group, Error> {
@@ -65,7 +64,8 @@ fn open_and_close(hub: &HubAddress, rank: Rank, ranks: usize, kept: &mut Kept, r
 #[test]
 fn groups_open_and_close_again_and_again_at_one_port_with_ranks_of_any_speed() {
     for (ranks, rounds) in [(1, 5), (2, 100), (3, 25), (5, 10)] {
-        let hub = free_address();
+        let port = ReservedPort::new();
+        let hub = address_at(&port);
         on_ranks(ranks, |rank, random| {
             let mut kept = Kept::new();
             for _ in 0..rounds {
@@ -91,7 +91,8 @@ fn a_hub_outside_of_the_group_serves_one_group_after_another() {
 
 #[test]
 fn ranks_open_a_group_again_after_one_has_lost_it() {
-    let hub = free_address();
+    let port = ReservedPort::new();
+    let hub = address_at(&port);
     on_ranks(3, |rank, random| {
         for round in 0..20 {
             let mut group = open(&hub, rank, 3).unwrap();
@@ -112,7 +113,8 @@ fn ranks_open_a_group_again_after_one_has_lost_it() {
 
 #[test]
 fn a_rank_that_is_early_waits_for_one_that_has_still_to_leave() {
-    let hub = free_address();
+    let port = ReservedPort::new();
+    let hub = address_at(&port);
     on_ranks(2, |rank, _| {
         let group = open(&hub, rank, 2).unwrap();
         let end = group.end().unwrap();

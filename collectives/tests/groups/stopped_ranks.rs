@@ -1,6 +1,5 @@
 //! Ranks whose processes are stopped while the others wait for them.
 
-use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::GroupOptions;
 use peerlane_hal::{Deadline, Rank};
 use peerlane_host as host;
-use peerlane_test_support::Stopwatch;
+use peerlane_test_support::{ReservedPort, Stopwatch};
 
 const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -70,7 +69,8 @@ fn nobody_waits_for_an_answer_of_a_rank_that_is_stopped() {
 
 /// Stops rank `victim` of three, and checks that the others blame it at the deadline of `call`.
 fn assert_blames(victim: u32, call: &str) {
-    let hub = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let port = ReservedPort::new();
+    let hub = port.address().to_string();
     let mut ranks = [0, 1, 2]
         .map(|rank| start("stopped_ranks::rank_process", &format!("{hub} {rank} {victim} {call}")));
     ranks.iter_mut().for_each(|(_, lines)| drop(said(lines, "joined: ")));

@@ -5,8 +5,9 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// An expression of C, and its value in Rust.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +64,10 @@ pub struct Header<'a> {
 impl Header<'_> {
     /// Whether there is a compiler, and it finds the header.
     pub fn is_there(&self, folder: &Path) -> bool {
-        self.compile(&folder.join("header"), "").is_ok()
+        let program = new_program(folder);
+        let compiled = self.compile(&program, "");
+        let _ = std::fs::remove_file(&program);
+        compiled.is_ok()
     }
 
     fn compile(&self, program: &Path, body: &str) -> Result<(), String> {
@@ -91,6 +95,13 @@ impl Header<'_> {
     }
 }
 
+/// Returns a path in the folder that no other call returns, also of other processes.
+fn new_program(folder: &Path) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    folder.join(format!("layout-{}-{number}", std::process::id()))
+}
+
 /// Compares all claims with C; every one that does not hold is a line of the error.
 ///
 /// # Errors
@@ -100,7 +111,7 @@ pub fn check(header: &Header<'_>, claims: &[Claim], folder: &Path) -> Result<(),
         .iter()
         .map(|claim| format!("printf(\"%llu\\n\", (unsigned long long)({}));\n", claim.c))
         .collect();
-    let program = folder.join(format!("layout-{}", std::process::id()));
+    let program = new_program(folder);
     header.compile(&program, &prints.concat())?;
     let output = Command::new(&program).output().map_err(|error| format!("{program:?}: {error}"));
     let _ = std::fs::remove_file(&program);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{SocketAddr, TcpListener};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use peerlane_collectives::bootstrap::tcp;
 use peerlane_collectives::error::Error;
 use peerlane_collectives::topology::Topology;
 use peerlane_hal::{Deadline, Rank};
-use peerlane_test_support::{Elapsed, Stopwatch};
+use peerlane_test_support::{Elapsed, ReservedPort, Stopwatch};
 use peerlane_tests::processes::{Child, named_files};
 use peerlane_tests::{Failure, Outcome};
 
@@ -210,11 +209,10 @@ impl Case {
     fn start(self, hub: Option<&tcp::Hub>) -> Outcome<Vec<Child>> {
         let mut children = Vec::new();
         // Rank 0 ends before it opens the hub.
-        let address = match hub {
-            Some(hub) => Some(hub.address()),
-            None if self.takes_the_hub() && self.phase == Phase::BeforeJoin => Some(deserted()?),
-            None => None,
-        };
+        let is_deserted = hub.is_none() && self.takes_the_hub() && self.phase == Phase::BeforeJoin;
+        let deserted = is_deserted.then(ReservedPort::new);
+        let address =
+            hub.map(tcp::Hub::address).or_else(|| deserted.as_ref().map(ReservedPort::address));
         for rank in 0..self.ranks {
             let phase =
                 if rank == self.victim { self.phase.to_string() } else { "none".to_owned() };
@@ -330,12 +328,6 @@ impl Case {
 /// A bound for what no case waits for on purpose.
 pub(crate) fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(30))
-}
-
-/// An address at which nobody listens.
-fn deserted() -> Outcome<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    listener.map_err(|error| Failure::new(format!("find a free port: {error}")))
 }
 
 pub(crate) fn refused(error: Error) -> Failure {
