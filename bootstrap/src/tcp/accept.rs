@@ -3,6 +3,7 @@
 use std::io;
 use std::mem;
 use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -20,9 +21,10 @@ use super::serve::serve;
 use super::wire::Stream;
 use crate::error::Error;
 
-/// How long the hub of a failed start waits for ranks that have not connected, to tell them the
-/// reason.
-const STRAGGLERS_TIMEOUT: Duration = Duration::from_secs(1);
+/// The shortest and the longest time that the hub of a failed start waits for ranks that have not
+/// connected, to tell them the reason.
+const STRAGGLERS_TIMEOUT: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(10);
 
 impl Hub {
     /// Ends the start of the group because `rank` cannot join it, for example if its process has
@@ -44,9 +46,11 @@ impl Hub {
     /// Tells the other ranks why the start has failed on `rank`, which runs this hub, and returns
     /// the reason.
     ///
-    /// Ranks that connect a moment later are told too. They would otherwise look for the hub until
-    /// their deadline. The reason is `error`, or the failure of the hub that has caused `error`.
-    pub(super) fn end_start(&self, rank: Rank, error: Error) -> Error {
+    /// Ranks that connect within an eighth of the time until the deadline are told too. They would
+    /// otherwise look for the hub until their own deadline: where programs take seconds to load,
+    /// some ranks connect seconds after the others. The reason is `error`, or the failure of the
+    /// hub that has caused `error`.
+    pub(super) fn end_start(&self, rank: Rank, error: Error, deadline: Deadline) -> Error {
         let failure = self.shared.state.lock().failure.clone();
         let error = failure.map_or(error, Error::from);
 
@@ -62,7 +66,9 @@ impl Hub {
                 let mut missing = state.hub.first().missing();
                 missing.all(|other| other == rank || state.told.contains(&other)).then_some(())
             };
-            self.shared.state.wait(Deadline::after(STRAGGLERS_TIMEOUT), all_told);
+            let (shortest, longest) = STRAGGLERS_TIMEOUT.into_inner();
+            let timeout = (deadline.remaining() / 8).clamp(shortest, longest);
+            self.shared.state.wait(Deadline::after(timeout), all_told);
         }
 
         error

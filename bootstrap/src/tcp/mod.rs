@@ -192,7 +192,7 @@ impl TcpBootstrap {
         let hub = hub.map(Arc::new);
         let started = reach_hub(&address, hello, &membership, deadline)
             .and_then(|joined| Self::start(address, hub.clone(), joined, membership, deadline));
-        started.map_err(|error| end_start(hub.as_ref(), rank, error))
+        started.map_err(|error| end_start(hub.as_ref(), rank, error, deadline))
     }
 
     /// Starts the threads of a connection that the hub has accepted, and waits until every rank has
@@ -262,11 +262,11 @@ impl TcpBootstrap {
                         Self::start(name, hub.clone(), joined, membership.clone(), deadline);
                     return started
                         .map(Some)
-                        .map_err(|error| end_start(hub.as_ref(), new_rank, error));
+                        .map_err(|error| end_start(hub.as_ref(), new_rank, error, deadline));
                 }
                 Err(JoinError::Gone(_)) => return Ok(None),
                 Err(JoinError::Fatal(error)) => {
-                    return Err(end_start(hub.as_ref(), rank, error));
+                    return Err(end_start(hub.as_ref(), rank, error, deadline));
                 }
                 // The candidate closes connections that are too many or have waited too long. If
                 // its process has ended, the next attempt is refused.
@@ -545,9 +545,9 @@ impl fmt::Debug for TcpBootstrap {
 
 /// Tells the other ranks why the start failed if this process runs `hub`, and returns the error for
 /// the caller.
-fn end_start(hub: Option<&Arc<Hub>>, rank: Rank, error: Error) -> Error {
+fn end_start(hub: Option<&Arc<Hub>>, rank: Rank, error: Error, deadline: Deadline) -> Error {
     match hub {
-        Some(hub) => hub.end_start(rank, error),
+        Some(hub) => hub.end_start(rank, error, deadline),
         None => error,
     }
 }

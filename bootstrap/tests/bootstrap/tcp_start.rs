@@ -329,6 +329,28 @@ fn a_rank_that_comes_and_goes_is_lost() {
 }
 
 #[test]
+fn a_rank_that_connects_seconds_after_a_failure_is_told_the_reason() {
+    let hub = hub(3);
+    let address = hub.address();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| TcpBootstrap::join_with_hub(hub, long()).unwrap_err());
+        drop(Silent::join_at(address, 1, 3));
+        // As a program that takes long to load.
+        thread::sleep(Duration::from_secs(2));
+
+        let watch = Stopwatch::start();
+        let last = join(address, 2, 3, long()).unwrap_err();
+        watch.assert_within(PROMPT);
+        assert_eq!(last.kind(), ErrorKind::Aborted, "{last}");
+        // Rank 0 has connected before or after the loss.
+        for error in [last, first.join().unwrap()] {
+            assert_eq!(error.peer(), Some(Rank(1)), "{error}");
+            assert!(error.to_string().contains("rank 1 is lost"), "{error}");
+        }
+    });
+}
+
+#[test]
 fn a_hub_that_is_not_there_is_waited_for_and_then_named() {
     let port = ReservedPort::new();
     let address = port.address();
