@@ -280,7 +280,12 @@ fn waits(parent: &Parent, mut group: Group) -> Outcome {
         busy = busy.max(used);
     }
 
-    let late = LATE.max(busy * LATE_IN_STARTS);
+    // The longest of all ranks, because rank 0 is late for all of them.
+    let busiest = group.exchange(&(busy.as_nanos() as u64).to_le_bytes()).map_err(unexpected)?;
+    let busiest =
+        busiest.iter().filter_map(|nanos| Some(u64::from_le_bytes(nanos[..].try_into().ok()?)));
+    let busiest = Duration::from_nanos(busiest.max().unwrap_or_default());
+    let late = LATE.max(busiest * LATE_IN_STARTS);
     let (mut idle, mut waited) = (f64::INFINITY, Duration::ZERO);
     for _ in 0..LATE_STARTS {
         if me == 0 {
@@ -296,7 +301,7 @@ fn waits(parent: &Parent, mut group: Group) -> Outcome {
             "figure rank {me}: at least {idle:.1} % of a processor while it waits up to {waited:.1?}, beside \
              {busy:.1?} for a start"
         ));
-        if waited < LATE / 2 || busy > LATE / 2 || idle > WAITING_MAX {
+        if waited < late / 2 || idle > WAITING_MAX {
             return Err(Failure::new(format!(
                 "it used {idle} % or more in each of {LATE_STARTS} waits, the longest of {waited:?}, beside {busy:?} \
                  for a start"
