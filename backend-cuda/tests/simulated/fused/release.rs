@@ -57,7 +57,9 @@ fn a_start_without_peers_is_released() {
 
 #[test]
 fn a_thousand_queued_launches_drain() {
-    let (_driver, _turn) = driver();
+    let (driver, _turn) = driver();
+    let blocked_waits = || driver.counter("blocked_waits", Some(0));
+    let before = blocked_waits();
     let fabrics = fabrics(2);
     let mut members = world(&fabrics, Case::new(Collective::GatherTagged, 2, 70_001, 16));
     let member = &mut members[0];
@@ -70,7 +72,11 @@ fn a_thousand_queued_launches_drain() {
 
     (0..100).for_each(|_| graph.launch());
     await_begun(member);
-    std::thread::sleep(Duration::from_millis(5));
+    let since = Instant::now();
+    while blocked_waits() == before {
+        assert!(since.elapsed() < PATIENCE, "the first start does not wait");
+        std::thread::yield_now();
+    }
     assert!(!compute.is_idle() && progress(member).done == 0, "the first start waits");
 
     let since = Instant::now();
@@ -85,6 +91,7 @@ fn a_thousand_queued_launches_drain() {
     graph.launch();
     compute.finish();
     assert_eq!(progress(member).done, 1010);
+    assert_eq!(blocked_waits() - before, 1, "no start waits behind the first");
 }
 
 #[test]

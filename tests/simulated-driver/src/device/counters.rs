@@ -39,6 +39,8 @@ counters! {
     BatchedWords = "batched_words";
     /// Words outside a batch.
     SingleWords = "single_words";
+    /// Waits for words that did not pass at once, and starts of kernels in which all blocks waited.
+    BlockedWaits = "blocked_waits";
     Fills = "fills";
     /// Kernels that reduced memory.
     Reductions = "reductions";

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::counters::Counter;
 use super::fault::Fault;
 use super::memory::{AddressSpace, Range};
 use super::session::Session;
@@ -86,6 +87,7 @@ impl Word {
     pub(crate) fn run(self, session: &Session, memory: &AddressSpace) -> Result<(), Fault> {
         let Some(compare) = self.wait else { return self.write(session, memory) };
         let mut backoff = Backoff::default();
+        let mut has_blocked = false;
         loop {
             // Looked up each time, because memory may be freed during a wait.
             let range = self.pin(session, memory)?;
@@ -96,6 +98,11 @@ impl Word {
             }
             if let Some(fault) = session.fault() {
                 return Err(fault);
+            }
+
+            if !has_blocked {
+                has_blocked = true;
+                Counter::BlockedWaits.add(session.device(), 1);
             }
             backoff.rest();
         }

@@ -156,8 +156,8 @@ impl Driver {
 
     /// What was counted, for one device or all together: `copies`, `copy_bytes`, `host_copies`,
     /// `most_copies_at_once` (that wanted an engine), `most_copies_running`, `copies_that_waited`,
-    /// `batches`, `batched_words`, `single_words`, `fills`, `starts`, `graph_launches`,
-    /// `default_stream_uses`, `host_ns`; and what exists now: `live_allocations`, `live_bytes`,
+    /// `batches`, `batched_words`, `single_words`, `blocked_waits` (for words, and of kernels),
+    /// `fills`, `starts`, `graph_launches`, `default_stream_uses`, `host_ns`; and what exists now: `live_allocations`, `live_bytes`,
     /// `open_imports`, `live_reservations`, `live_mappings`, `live_streams`, `live_events`,
     /// `live_graphs`, `live_contexts`.
     ///

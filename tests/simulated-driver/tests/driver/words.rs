@@ -17,7 +17,9 @@ fn blocked(stream: usize) -> bool {
 
 #[test]
 fn a_wait_holds_its_stream_and_no_other() {
-    let _driver = start();
+    let driver = start();
+    let blocked_waits = || driver.counter("blocked_waits", Some(0));
+    let before = blocked_waits();
     let (memory, stream) = words();
     wait_word(stream, memory, 5).unwrap();
     write_word(stream, memory + 8, 1).unwrap();
@@ -28,6 +30,11 @@ fn a_wait_holds_its_stream_and_no_other() {
     assert_eq!(download(memory + 8, 8, other).unwrap(), [0; 8]);
     write_word(other, memory, 6).unwrap();
     sync(stream).unwrap();
+
+    // A wait that passes at once has not blocked.
+    wait_word(stream, memory, 6).unwrap();
+    sync(stream).unwrap();
+    assert_eq!(blocked_waits() - before, 1);
     assert_eq!(download(memory + 8, 8, other).unwrap(), 1_u64.to_le_bytes());
 }
 

@@ -8,11 +8,12 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::Operation;
 use peerlane_test_support::Stopwatch;
 use peerlane_tests::processes::Parent;
-use peerlane_tests::{Failure, GpuDriver, Outcome};
+use peerlane_tests::{Failure, Gpu as _, GpuDriver, Outcome};
 
 use super::rank::fallen;
 use crate::support::data::{POISON, same, unexpected};
 use crate::support::test_rank::{CaptureMode, TestRank, gather_once};
+use crate::vendor::Context;
 use crate::vendor::stream::Graph;
 
 const STARTS: usize = 3;
@@ -137,12 +138,13 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
 
         if let Some(graph) = graph {
             // The waits of these replays pass, so they take as long as the work of those before.
-            let watch = Stopwatch::start();
+            let driver = test_rank.gpu.driver;
+            let (waits_before, watch) = (blocked_waits(driver), Stopwatch::start());
             replay(&graph)?;
             test_rank.stream.finish_within(PATIENCE)?;
-            let took = watch.elapsed();
+            let (took, waits) = (watch.elapsed(), blocked_waits(driver) - waits_before);
             let (total, net) = (took.total.as_micros(), took.net().as_micros());
-            parent.print_line(format_args!("replayed in {total} {net}"));
+            parent.print_line(format_args!("replayed in {total} {net} {waits}"));
         }
 
         drop(gather);
@@ -194,6 +196,14 @@ fn queue(test_rank: &TestRank, gather: &mut Operation<u8>, phase: Phase) -> Resu
 
 fn replay(graph: &Graph) -> Outcome {
     (0..REPLAYS).try_for_each(|_| graph.replay())
+}
+
+/// Returns how many waits have not passed at once. Only the simulated driver counts them.
+fn blocked_waits(driver: GpuDriver) -> i64 {
+    match driver {
+        GpuDriver::Simulated => Context::simulate().counter("blocked_waits", None),
+        GpuDriver::Device => 0,
+    }
 }
 
 /// Waits for the victim, as a survivor does, and returns the error of its group and the graph that can be replayed again.

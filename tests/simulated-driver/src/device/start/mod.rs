@@ -85,6 +85,7 @@ impl Launch<'_> {
         let mut left: Vec<Stores> = Vec::new();
 
         let (mut backoff, mut idle) = (Backoff::default(), 0);
+        let mut has_blocked = false;
         while !blocks.is_empty() {
             let index = draws.below(blocks.len() as u64) as usize;
             let step = blocks[index].step(self, &mut draws);
@@ -109,6 +110,10 @@ impl Launch<'_> {
             // Others need the processor.
             idle += 1;
             if idle > 2 * blocks.len() {
+                if !has_blocked {
+                    has_blocked = true;
+                    Counter::BlockedWaits.add(self.session.device(), 1);
+                }
                 self.rest(&mut backoff)?;
             }
         }
