@@ -12,13 +12,15 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupEnd};
 use peerlane_hal::ErrorKind;
 use peerlane_host as host;
-use peerlane_test_support::Stopwatch;
+use peerlane_test_support::{Elapsed, Stopwatch};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Limits how long a rank waits for the end of the group before the test fails.
 const LIMIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// The time from the loss of a rank until the others are told.
+/// The time from the loss of a rank until all others are told, in most rounds: a busy machine delays some of them, and a
+/// wait for a timer all.
 const TOLD_WITHIN: Duration = Duration::from_millis(100);
+const TOLD_ROUNDS: usize = 7;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 #[derive(Default)]
@@ -42,44 +44,55 @@ fn open(bootstrap: in_process::InProcessBootstrap) -> Result<Group, Error> {
 #[test]
 fn a_lost_rank_makes_the_descriptor_readable_and_wakes_the_future() {
     for ranks in 2..=5 {
-        let dropped = OnceLock::new();
-        let ended = in_process::run(ranks, |bootstrap| {
-            let mut group = open(bootstrap)?;
-            let (rank, end) = (group.rank().index(), group.end()?);
-            assert!(!is_readable(&end, AT_ONCE) && end.check().is_ok());
-            group.barrier()?;
-            if rank == 0 {
-                std::thread::sleep(Duration::from_millis(20));
-                dropped.set(Stopwatch::start()).expect("only rank 0 drops its group");
-                drop(group);
-                return Ok(());
-            }
-            let wakes = Arc::new(Wakes::default());
-            let waker = Waker::from(Arc::clone(&wakes));
-            let mut context = Context::from_waker(&waker);
-            let mut future = pin!(group.end()?);
-            assert!(future.as_mut().poll(&mut context).is_pending());
-            assert!(is_readable(&end, LIMIT), "rank {rank} of {ranks} hears nothing");
-            dropped.get().expect("rank 0 has dropped its group").assert_within(TOLD_WITHIN);
-
-            let error = end.check().expect_err("the group has ended");
-            assert_eq!(error.peer().map(|peer| peer.0), Some(0), "{error}");
-
-            // It stays readable, and a handle that is made afterwards is so at once.
-            assert!(is_readable(&end, AT_ONCE) && is_readable(&group.end()?, AT_ONCE));
-            let limit = Instant::now() + Duration::from_secs(10);
-            while wakes.0.load(Ordering::SeqCst) == 0 && Instant::now() < limit {
-                std::thread::yield_now();
-            }
-            assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
-            let Poll::Ready(error) = future.as_mut().poll(&mut context) else {
-                panic!("the future of rank {rank} is not ready");
-            };
-            assert_eq!(error.peer().map(|peer| peer.0), Some(0), "{error}");
-            Ok(())
-        });
-        ended.unwrap();
+        let mut times = [(); TOLD_ROUNDS].map(|()| lose_rank_0(ranks));
+        times.sort_by_key(|time| time.net());
+        let median = times[TOLD_ROUNDS / 2];
+        assert!(median.net() < TOLD_WITHIN, "{ranks} ranks: {times:?}, expected {TOLD_WITHIN:?}");
     }
+}
+
+/// Returns how long it takes until the last rank is told that rank 0 is lost.
+fn lose_rank_0(ranks: usize) -> Elapsed {
+    let dropped = OnceLock::new();
+    let ended = in_process::run(ranks, |bootstrap| {
+        let mut group = open(bootstrap)?;
+        let (rank, end) = (group.rank().index(), group.end()?);
+        assert!(!is_readable(&end, AT_ONCE) && end.check().is_ok());
+        group.barrier()?;
+        if rank == 0 {
+            group.barrier()?;
+            // By then, the others sleep.
+            std::thread::sleep(Duration::from_millis(20));
+            dropped.set(Stopwatch::start()).expect("only rank 0 drops its group");
+            drop(group);
+            return Ok(Elapsed::default());
+        }
+        let wakes = Arc::new(Wakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut context = Context::from_waker(&waker);
+        let mut future = pin!(group.end()?);
+        assert!(future.as_mut().poll(&mut context).is_pending());
+        group.barrier()?;
+        assert!(is_readable(&end, LIMIT), "rank {rank} of {ranks} hears nothing");
+        let told = dropped.get().expect("rank 0 has dropped its group").elapsed();
+
+        let error = end.check().expect_err("the group has ended");
+        assert_eq!(error.peer().map(|peer| peer.0), Some(0), "{error}");
+
+        // It stays readable, and a handle that is made afterwards is so at once.
+        assert!(is_readable(&end, AT_ONCE) && is_readable(&group.end()?, AT_ONCE));
+        let limit = Instant::now() + Duration::from_secs(10);
+        while wakes.0.load(Ordering::SeqCst) == 0 && Instant::now() < limit {
+            std::thread::yield_now();
+        }
+        assert_eq!(wakes.0.load(Ordering::SeqCst), 1);
+        let Poll::Ready(error) = future.as_mut().poll(&mut context) else {
+            panic!("the future of rank {rank} is not ready");
+        };
+        assert_eq!(error.peer().map(|peer| peer.0), Some(0), "{error}");
+        Ok(told)
+    });
+    ended.unwrap().into_iter().max_by_key(|told| told.net()).expect("there are ranks")
 }
 
 #[test]
