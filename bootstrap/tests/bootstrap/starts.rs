@@ -15,8 +15,6 @@ const RANKS: usize = 8;
 const DELAY_MAX: Duration = Duration::from_secs(1);
 /// Longer than the longest delay, so that all ranks that come have joined before it passes.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The hub has noted by then that a connection has closed.
-const NOTING: Duration = Duration::from_millis(100);
 /// How much later than its deadline a rank may return.
 const LATE_MAX: Duration = Duration::from_millis(500);
 const AT_ONCE: usize = 50;
@@ -57,14 +55,13 @@ fn start(seed: u64, watch: &OnceLock<Stopwatch>) -> Duration {
             scope.spawn(move || {
                 thread::sleep(delay);
                 if let Some(has_acted) = has_acted {
-                    // It returns when the faulty rank drops the other end. The hub notes then that its connection has closed.
+                    // It returns when the faulty rank drops the other end. The hub has noted then that it has ended.
                     let _ = has_acted.recv();
-                    thread::sleep(NOTING);
                 }
                 if rank == faulty {
                     match fault {
                         Fault::Missing => {}
-                        Fault::Ends => drop(Silent::join_at(address, rank, RANKS as u32)),
+                        Fault::Ends => Silent::join_at(address, rank, RANKS as u32).end(),
                         Fault::EndsWithHub => drop(hub.lock().unwrap().take()),
                     }
                     drop(acts);

@@ -1,7 +1,7 @@
 //! Connections to a hub that send raw bytes, as a rank or as a process that is none.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -140,6 +140,12 @@ impl Silent {
     /// Waits until the group is over, which is message number 2.
     pub(crate) fn wait_over(&mut self) {
         while self.frame()[0] != 2 {}
+    }
+
+    /// Ends as its process would, and returns once the hub has noted it, which closes the connection from its side.
+    pub(crate) fn end(mut self) {
+        self.0.shutdown(Shutdown::Write).unwrap();
+        self.0.read_to_end(&mut Vec::new()).unwrap();
     }
 
     /// Contributes to an exchange.
