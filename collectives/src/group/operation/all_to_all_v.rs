@@ -86,7 +86,8 @@ impl<'g, T> AllToAllVBuilder<'g, T> {
     }
 
     /// Sets the timeout of the exchange of the counts, and that of the start after it. If either
-    /// passes, the group ends. The default is the timeout of the group.
+    /// passes, the group ends. The default is the timeout of the group. Preparing the operation may
+    /// take as long as the longer of the two.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { builder: self.builder.timeout(timeout), ..self }
@@ -177,7 +178,8 @@ impl<'g, T> AllToAllVBuilder<'g, T> {
         let on_host = [BufferId::INPUT, BufferId::OUTPUT]
             .map(|buffer| counts.memory(buffer, 0..0).0.space() == Space::Host);
         let offer = Offer::default().blob(vec![u8::from(on_host == [true; 2])]);
-        let deadline = Deadline::after(timeout);
+        // As for the operations, a short timeout of the starts leaves the preparation its time.
+        let deadline = Deadline::after(timeout.max(group.timeout()));
         let offers = agree(&group.runtime, &format!("{name}, memory"), Ok(offer), deadline)?;
         let mut through_hub = false;
         for (rank, offer) in Rank::all(ranks).zip(&offers) {
