@@ -1,5 +1,6 @@
 //! A rank that refuses a collective call takes part in it, so that the others learn of it at once and the group goes on.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use peerlane_collectives::bootstrap::{Bootstrap, in_process};
@@ -146,15 +147,26 @@ fn calls_that_differ_leave_a_group_that_goes_on() {
     });
 }
 
+/// Waits for what another rank does, and fails with the text if it does not.
+fn wait_until(text: &str, is_true: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_true() {
+        assert!(begun.elapsed() < TIMEOUT, "{text}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn ranks_that_wait_for_a_refused_start_learn_why() {
+    let has_refused = AtomicBool::new(false);
     let ran = in_process::run(2, |bootstrap| {
         let fabric = host::Fabric::open(bootstrap.rank(), bootstrap.ranks())?;
-        let timeout = Duration::from_millis(500);
-        let mut group = GroupOptions::default().timeout(timeout).open(bootstrap, fabric)?;
+        let mut group = GroupOptions::default().timeout(TIMEOUT).open(bootstrap, fabric)?;
         let window = group.window::<u8>(64)?;
-        let mut gather = group.all_gather::<u8>(8).output_into(&window, 0).prepare()?;
+        let gather = group.all_gather::<u8>(8).output_into(&window, 0);
+        let mut gather = gather.timeout(Duration::from_millis(500)).prepare()?;
         if group.rank() == Rank(0) {
+            wait_until("rank 1 has not refused", || has_refused.load(Ordering::SeqCst));
             return Ok(gather.run().unwrap_err().to_string());
         }
 
@@ -162,11 +174,8 @@ fn ranks_that_wait_for_a_refused_start_learn_why() {
         let refused = gather.run().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
         drop(slice);
-        let begun = Instant::now();
-        while group.abort_record().is_none() {
-            assert!(begun.elapsed() < TIMEOUT, "the group has not ended");
-            std::thread::yield_now();
-        }
+        has_refused.store(true, Ordering::SeqCst);
+        wait_until("the group has not ended", || group.abort_record().is_some());
         Ok(refused.to_string())
     });
     let [timeout, refused] = ran.unwrap().try_into().unwrap();
