@@ -215,11 +215,44 @@ const WAIT_TOTAL_MAX: Duration = Duration::from_millis(3500);
 /// The time after which the signals end, so that a wait that every signal begins anew ends too, and is a failure.
 const SIGNALS: Duration = Duration::from_secs(4);
 
+/// Interrupts this thread once, after a time, also if the thread that interrupts all others does not run for so long.
+struct Interrupt(libc::timer_t);
+
+impl Interrupt {
+    fn after(time: Duration) -> Self {
+        // SAFETY: all fields of the structures are numbers or optional pointers, which may be zero.
+        let (mut event, mut at): (libc::sigevent, libc::itimerspec) = unsafe { std::mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = SIGNAL;
+        // SAFETY: the call has no arguments.
+        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        at.it_value.tv_nsec = time.subsec_nanos().into();
+
+        let mut timer = std::ptr::null_mut();
+        // SAFETY: the arguments are references to structures of this function.
+        let code =
+            unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
+        assert_eq!(code, 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the timer has just been made, and its former time is not wanted.
+        let code = unsafe { libc::timer_settime(timer, 0, &raw const at, std::ptr::null_mut()) };
+        assert_eq!(code, 0, "{}", std::io::Error::last_os_error());
+        Self(timer)
+    }
+}
+
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        // SAFETY: the timer is this one's.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
+
 /// Makes a call that waits until its deadline while signals interrupt it, and returns its error.
 fn wait_interrupted<T: Debug, E>(call: impl FnOnce(Deadline) -> Result<T, E>) -> E {
     let _interrupts = Interrupts::start(0, Deadline::after(SIGNALS));
-    let before = HANDLED.load(Ordering::Relaxed);
     let watch = Stopwatch::start();
+    let before = HANDLED.load(Ordering::Relaxed);
+    let _interrupt = Interrupt::after(WAIT / 2);
     let Err(error) = call(Deadline::after(WAIT)) else { panic!("the call must not succeed") };
     let took = watch.elapsed();
     assert!(took.total >= WAIT, "the call took {took}, its timeout is {WAIT:?}");
