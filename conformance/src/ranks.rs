@@ -7,7 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use peerlane_hal::{Caps, CopyEngine, Deadline, Fabric, PeerMemory, Rank, RemoteKey, Role};
+use peerlane_hal::{
+    Caps, CopyEngine, Deadline, Fabric, PeerMemory, Rank, Region as _, RemoteKey, Role,
+};
 
 use crate::data::POISON;
 use crate::engine::TestEngine;
@@ -245,6 +247,18 @@ impl<'w, H: Harness> Participant<'w, H> {
     pub(crate) fn drive<'r>(&self, inner: EngineOf<H>) -> TestEngine<'r, 'w, H> {
         let (harness, rendezvous) = (self.harness, self.rendezvous);
         TestEngine { inner, harness, rendezvous, regions: PhantomData }
+    }
+
+    /// Reads a flag. The device that holds it may be too busy to answer at once.
+    pub(crate) fn flag_value(&self, flags: &LocalOf<H>, word: u64) -> Outcome<u64> {
+        let time_limit = self.time_limit(format!("the value of flag {word}"));
+        loop {
+            if let Some(value) = flags.flag_value(word) {
+                return Ok(value);
+            }
+            time_limit.check(|| format!("flag_value({word}) returned None"))?;
+            std::thread::yield_now();
+        }
     }
 
     pub(crate) fn write(&self, local: &LocalOf<H>, offset: u64, bytes: &[u8]) {

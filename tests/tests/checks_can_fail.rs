@@ -253,7 +253,7 @@ const STARTS: [(StartFault, &str, &str); 8] = [
     (
         StartFault::NoDigests,
         "signals_carry_the_digest_of_their_start",
-        "start 1: the flag of block 0 has the value Some(256)",
+        "start 1: the flag of block 0 has the value 256,",
     ),
     (
         StartFault::AnyOpsAreTaken,

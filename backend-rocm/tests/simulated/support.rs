@@ -64,6 +64,18 @@ pub(crate) fn arrivals(fabric: &Fabric) -> Local {
     fabric.memory().allocate(8, Role::Flags).unwrap()
 }
 
+/// Reads a flag of a device, which may be too busy to answer at once.
+pub(crate) fn flag_value(flags: &Local, word: u64) -> u64 {
+    let deadline = soon();
+    loop {
+        if let Some(value) = flags.flag_value(word) {
+            return value;
+        }
+        assert!(!deadline.has_passed(), "flag {word} is not read");
+        std::thread::yield_now();
+    }
+}
+
 /// Waits until the signal with this value has come.
 pub(crate) fn await_arrival(arrivals: &Local, value: u64) {
     let deadline = soon();

@@ -2,8 +2,8 @@
 
 use peerlane_hal::{
     BoundRegions, Caps, Command, Commands, CopyEngine, DType, Direction, DynEngine, DynError,
-    DynFabric, DynImport, Error, ErrorKind, FlagValues, Operator, Rank, Reduction, Region as _,
-    RegionFlag, RegionOffset, Regions, Rows, StartValues, Ticket,
+    DynFabric, DynImport, Error, ErrorKind, FlagValues, Operator, Rank, Reduction, RegionFlag,
+    RegionOffset, Regions, Rows, StartValues, Ticket,
 };
 
 use crate::data::{aligned, pattern, seed};
@@ -151,8 +151,8 @@ pub fn a_command_runs_like_its_op<H: Harness<Fabric = DynFabric>>(harness: &H) -
 
             let expected = value + tags[me.me];
             engine.wait_for_flag(&flags.local, 1 + set, expected)?;
-            let found = flags.local.flag_value(1 + set);
-            ensure!(found == Some(expected), "the flag is {found:?}, expected {expected}");
+            let found = me.flag_value(&flags.local, 1 + set)?;
+            ensure!(found == expected, "the flag is {found}, expected {expected}");
 
             let at = block + 3 * set * block;
             me.ensure_bytes(

@@ -42,7 +42,7 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
             me.barrier()?;
             for at in 0..WORDS * ranks {
                 let expected = value(at, round);
-                let seen = flags.local.flag_value(at).unwrap_or(expected);
+                let seen = me.flag_value(&flags.local, at)?;
                 ensure!(
                     seen == expected,
                     "flag {at} has the value {seen:#x}, expected {expected:#x}"
@@ -56,7 +56,7 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
             engine.run(&ops)?;
             for at in 0..WORDS * ranks {
                 let expected = if at % 2 == 1 { 0 } else { value(at, ROUNDS) };
-                let seen = flags.local.flag_value(at).unwrap_or(expected);
+                let seen = me.flag_value(&flags.local, at)?;
                 ensure!(
                     seen == expected,
                     "after resets of other flags, flag {at} has the value {seen:#x}, expected \
@@ -156,7 +156,7 @@ pub fn what_one_fabric_allocated_another_can_register<H: Harness>(harness: &H) -
         )?;
         for word in 0..WORDS {
             let expected = if word == WORD { 7 } else { 0 };
-            let seen = flags.local.flag_value(word).unwrap_or(expected);
+            let seen = me.flag_value(&flags.local, word)?;
             ensure!(
                 seen == expected,
                 "flag {word}, signalled by the other fabric, has the value {seen}, expected \
@@ -187,9 +187,7 @@ pub fn a_region_tells_what_its_flags_hold<H: Harness>(harness: &H) -> Outcome {
         // that all have arrived.
         engine.wait_for_flag(&flags.local, WORDS - 1, value(WORDS - 1))?;
         for word in 0..WORDS {
-            // A device that is busy may not answer in time.
-            let seen = (0..20).find_map(|_| flags.local.flag_value(word));
-            let expected = Some(value(word));
+            let (seen, expected) = (me.flag_value(&flags.local, word)?, value(word));
             ensure!(
                 seen == expected,
                 "flag_value({word}) returned {seen:x?}, expected {expected:x?}"
@@ -203,12 +201,13 @@ pub fn a_region_tells_what_its_flags_hold<H: Harness>(harness: &H) -> Outcome {
             );
         }
 
-        // Also asked again, for the same reason.
         let mut adjacent = [[0; 8]; WORDS as usize - 1];
-        ensure!(
-            (0..20).any(|_| flags.local.flag_values(1, &mut adjacent)),
-            "flag_values(1, 7 words) returned false, expected true"
-        );
+        // A device that is busy may not answer at once.
+        let time_limit = me.time_limit("the values of 7 flags");
+        while !flags.local.flag_values(1, &mut adjacent) {
+            time_limit.check(|| "flag_values(1, 7 words) returned false".to_owned())?;
+            std::thread::yield_now();
+        }
         for (word, seen) in (1..).zip(adjacent.map(u64::from_ne_bytes)) {
             let expected = value(word);
             ensure!(
@@ -246,7 +245,7 @@ pub fn allocated_memory_is_zeroed<H: Harness>(harness: &H) -> Outcome {
             }
             let flags = me.allocate(bytes / 8 * 8, Role::Flags)?;
             for word in [0, bytes / 16, bytes / 8 - 1] {
-                let seen = flags.flag_value(word).unwrap_or(0);
+                let seen = me.flag_value(&flags, word)?;
                 ensure!(seen == 0, "flag {word} of {bytes} new bytes is {seen:#x}, expected 0");
             }
         }

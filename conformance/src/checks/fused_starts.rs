@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use peerlane_hal::{
     At, CopyEngine as _, EngineRequirements, Error as _, ErrorKind, Fabric as _, Flag, FusedOps,
-    Region as _, SLOT_FACTOR, Ticket,
+    SLOT_FACTOR, Ticket,
 };
 
 use crate::data::{pattern, seed};
@@ -433,11 +433,11 @@ pub fn signals_carry_the_digest_of_their_start<H: Harness>(harness: &H) -> Outco
 
             for block in 0..2 {
                 let word = flags.word(0, peer, round % 2) + block;
-                let found = memory.flags.local.flag_value(word);
+                let found = me.flag_value(&memory.flags.local, word)?;
                 let expected = (round << BITS) + digest(peer);
                 ensure!(
-                    found == Some(expected),
-                    "start {round}: the flag of block {block} has the value {found:?}, expected \
+                    found == expected,
+                    "start {round}: the flag of block {block} has the value {found}, expected \
                      {expected}"
                 );
             }
