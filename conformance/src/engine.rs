@@ -77,7 +77,7 @@ impl<'r, 'w, H: Harness> TestEngine<'r, 'w, H> {
     }
 
     pub(crate) fn time_limit(&self, what: impl Into<String>) -> TimeLimit<'w> {
-        self.rendezvous.time_limit(what)
+        self.rendezvous.time_limit(self.harness, what)
     }
 
     /// Submits one slice and returns the engine's result.

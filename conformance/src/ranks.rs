@@ -23,7 +23,7 @@ pub(crate) fn on_ranks<H: Harness>(
     ranks: usize,
     body: impl Fn(&mut Participant<'_, H>) -> Outcome + Sync,
 ) -> Outcome {
-    let rendezvous = Rendezvous::new(ranks, harness.timeout());
+    let rendezvous = Rendezvous::new(ranks, harness.limit_of("all ranks"));
     let run = |rank| {
         let body = || {
             Participant::open(harness, &rendezvous, rank, ranks).and_then(|mut me| body(&mut me))
@@ -124,7 +124,7 @@ impl<'w, H: Harness> Participant<'w, H> {
         exchanges: usize,
         alone: impl FnOnce(&FabricOf<H>) -> Outcome<T>,
     ) -> Outcome<(Self, T)> {
-        let timeout = harness.timeout();
+        let timeout = harness.limit_of("a connection");
         let addresses = rendezvous.exchange(rank, exchanges, fabric.address())?;
         let connect = |fabric: &mut FabricOf<H>, peer: Rank| {
             let connected =
@@ -153,11 +153,11 @@ impl<'w, H: Harness> Participant<'w, H> {
     }
 
     pub(crate) fn deadline(&self) -> Deadline {
-        Deadline::after(self.harness.timeout())
+        Deadline::after(self.harness.limit_of("a call of the backend"))
     }
 
     pub(crate) fn time_limit(&self, what: impl Into<String>) -> TimeLimit<'w> {
-        self.rendezvous.time_limit(what)
+        self.rendezvous.time_limit(self.harness, what)
     }
 
     /// Exchanges one blob for each rank.
@@ -381,8 +381,14 @@ impl Rendezvous {
     }
 
     /// Creates the limit of a loop that waits for `what`.
-    pub(crate) fn time_limit(&self, what: impl Into<String>) -> TimeLimit<'_> {
-        TimeLimit { rendezvous: self, what: what.into(), deadline: Deadline::after(self.timeout) }
+    pub(crate) fn time_limit<H: Harness>(
+        &self,
+        harness: &H,
+        what: impl Into<String>,
+    ) -> TimeLimit<'_> {
+        let what = what.into();
+        let deadline = Deadline::after(harness.limit_of(&what));
+        TimeLimit { rendezvous: self, what, deadline }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

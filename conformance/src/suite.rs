@@ -199,7 +199,7 @@ pub fn run_bounded(harness: &Erased, check: &Check) -> Outcome {
 }
 
 fn limit(harness: &Erased) -> Duration {
-    harness.timeout() * TIMEOUTS_A_CHECK
+    harness.limit_of("the check") * TIMEOUTS_A_CHECK
 }
 
 /// Runs this program again, with one check, and kills it after `limit`.

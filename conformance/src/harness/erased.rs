@@ -59,6 +59,10 @@ impl Harness for Erased {
         self.0.timeout()
     }
 
+    fn limit_of(&self, wait: &str) -> Duration {
+        self.0.limit_of(wait)
+    }
+
     fn write(&self, region: &DynRegion, offset: u64, bytes: &[u8]) {
         self.0.write(region, offset, bytes);
     }
@@ -87,6 +91,7 @@ pub(crate) trait ErasedHarness: Send + Sync {
     fn required(&self) -> bool;
     fn not_applicable(&self) -> Option<String>;
     fn timeout(&self) -> Duration;
+    fn limit_of(&self, wait: &str) -> Duration;
     fn write(&self, region: &DynRegion, offset: u64, bytes: &[u8]);
     fn read(&self, region: &DynRegion, offset: u64, bytes: &mut [u8]);
     fn own_memory(&self, rank: Rank, bytes: u64) -> Option<Arc<dyn OwnMemory>>;
@@ -117,6 +122,10 @@ impl<H: Harness> ErasedHarness for H {
 
     fn timeout(&self) -> Duration {
         Harness::timeout(self)
+    }
+
+    fn limit_of(&self, wait: &str) -> Duration {
+        Harness::limit_of(self, wait)
     }
 
     fn write(&self, region: &DynRegion, offset: u64, bytes: &[u8]) {

@@ -16,6 +16,7 @@ pub struct Layered<H, L> {
     inner: H,
     name: String,
     timeout: Duration,
+    limit_of: Box<dyn Fn(&str) -> Duration + Send + Sync>,
     layer: Box<dyn Fn(Rank) -> L + Send + Sync>,
 }
 
@@ -24,13 +25,20 @@ impl<H: Harness, L: Layer<H::Fabric> + 'static> Layered<H, L> {
     pub fn new(inner: H, what: &str, layer: impl Fn(Rank) -> L + Send + Sync + 'static) -> Self {
         let name = format!("{}+{what}", inner.name());
         let timeout = inner.timeout();
-        Self { inner, name, timeout, layer: Box::new(layer) }
+        let limit_of = Box::new(move |_: &str| timeout);
+        Self { inner, name, timeout, limit_of, layer: Box::new(layer) }
     }
 
     /// Overrides the inner harness's timeout.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
-        Self { timeout, ..self }
+        Self { timeout, ..self }.limits(move |_| timeout)
+    }
+
+    /// Overrides the limit of each wait, from what it waits for.
+    #[must_use]
+    pub fn limits(self, limit_of: impl Fn(&str) -> Duration + Send + Sync + 'static) -> Self {
+        Self { limit_of: Box::new(limit_of), ..self }
     }
 }
 
@@ -66,6 +74,10 @@ impl<H: Harness, L: Layer<H::Fabric> + 'static> Harness for Layered<H, L> {
 
     fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    fn limit_of(&self, wait: &str) -> Duration {
+        (self.limit_of)(wait)
     }
 
     fn write(&self, region: &LocalOf<Self>, offset: u64, bytes: &[u8]) {

@@ -67,6 +67,14 @@ pub trait Harness: Send + Sync + 'static {
         Duration::from_secs(10)
     }
 
+    /// Returns the limit of one wait of a check, with what it waits for.
+    ///
+    /// A test of a check overrides it if its backend never does what one wait is for, and all other waits must not time out.
+    fn limit_of(&self, wait: &str) -> Duration {
+        let _ = wait;
+        self.timeout()
+    }
+
     /// Writes into a region of this rank. Backends with device memory override it.
     ///
     /// # Panics

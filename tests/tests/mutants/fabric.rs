@@ -69,7 +69,7 @@ fn has(flaw: Flaw) -> bool {
 
 /// The harness of a broken fabric.
 pub(crate) struct FabricMutant {
-    pub(crate) timeout: Duration,
+    pub(crate) limit_of: Box<dyn Fn(&str) -> Duration + Send + Sync>,
 }
 
 impl Harness for FabricMutant {
@@ -85,8 +85,8 @@ impl Harness for FabricMutant {
         Flawed::over(fabric, host::Fabric::open(rank, ranks)?)
     }
 
-    fn timeout(&self) -> Duration {
-        self.timeout
+    fn limit_of(&self, wait: &str) -> Duration {
+        (self.limit_of)(wait)
     }
 }
 
