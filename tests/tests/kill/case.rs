@@ -13,9 +13,9 @@ use peerlane_test_support::{Elapsed, ReservedPort, Stopwatch};
 use peerlane_tests::processes::{Child, named_files};
 use peerlane_tests::{Failure, Outcome};
 
-/// The timeout of a group whose victim is killed: nobody may wait that long.
+/// The timeout of a call whose victim is killed, and of the calls before: nobody may wait that long.
 const KILLED_TIMEOUT: Duration = Duration::from_secs(20);
-/// The timeout of a group whose victim never comes, or is stopped: all wait so long.
+/// The timeout of a call whose victim never comes, or is stopped: all wait so long.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long after the end of the victim's process a rank may return, or may have shrunk the group.
 const KILLED_GRACE: Duration = Duration::from_secs(1);
@@ -178,16 +178,20 @@ impl Case {
         Stopwatch::start_with(self.survivors().map(|rank| children[rank].id()))
     }
 
-    fn timeout(self) -> Duration {
-        // Neither a group that is being opened nor an operation that is being prepared has the timeout of a start.
-        let opens =
-            [Phase::Joined, Phase::Connecting, Phase::Opened, Phase::Preparing, Phase::Importing];
-        let is_short = self.end == End::Stopped && opens.contains(&self.phase);
-        if is_short || self.phase == Phase::BeforeJoin { SHORT_TIMEOUT } else { KILLED_TIMEOUT }
+    /// Returns the timeout of these calls, which is short only if the others wait in one of them in vain.
+    fn timeout_of(self, calls: &[&str]) -> Duration {
+        let is_short = self.all_wait_in_vain() && calls.contains(&self.phase.others_are_in());
+        if is_short { SHORT_TIMEOUT } else { KILLED_TIMEOUT }
     }
 
+    /// Returns the timeout of the group, with which operations are prepared.
+    fn timeout(self) -> Duration {
+        self.timeout_of(&["prepare"])
+    }
+
+    /// Returns the timeout of a start. Preparing its operation may take as long as the longer of this and that of the group.
     fn start_timeout(self) -> Duration {
-        if self.end == End::Stopped { SHORT_TIMEOUT } else { KILLED_TIMEOUT }
+        self.timeout_of(&["prepare", "start 1", "start 2"])
     }
 
     /// Whether no connection closes, so that only the deadline tells.
@@ -225,8 +229,10 @@ impl Case {
                 ("SHRINKS", self.shrinks().to_string()),
                 ("BLOCK_BYTES", self.phase.block_bytes().to_string()),
                 ("HUB", if address.is_none() && rank == 0 { "own" } else { "told" }.to_owned()),
-                ("TIMEOUT_MILLIS", self.timeout().as_millis().to_string()),
-                ("START_TIMEOUT_MILLIS", self.start_timeout().as_millis().to_string()),
+                ("JOIN_TIMEOUT_MILLIS", millis(self.timeout_of(&["join"]))),
+                ("OPEN_TIMEOUT_MILLIS", millis(self.timeout_of(&["open"]))),
+                ("TIMEOUT_MILLIS", millis(self.timeout())),
+                ("START_TIMEOUT_MILLIS", millis(self.start_timeout())),
             ];
             children.push(Child::start("rank", &values)?);
         }
@@ -328,6 +334,10 @@ impl Case {
 /// A bound for what no case waits for on purpose.
 pub(crate) fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(30))
+}
+
+fn millis(timeout: Duration) -> String {
+    timeout.as_millis().to_string()
 }
 
 pub(crate) fn refused(error: Error) -> Failure {

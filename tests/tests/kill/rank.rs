@@ -56,6 +56,8 @@ struct Processes {
     /// Whether the group shrinks after its end.
     shrinks: bool,
     block_bytes: usize,
+    join_timeout: Duration,
+    open_timeout: Duration,
     timeout: Duration,
     start_timeout: Duration,
 }
@@ -74,6 +76,7 @@ impl Processes {
             }
             None => parent.read_line()?,
         };
+        let timeout = |name| parent.value(name).map(Duration::from_millis);
         Ok(Self {
             environment: Environment::at_hub(address, rank, ranks),
             hub,
@@ -82,8 +85,10 @@ impl Processes {
             ring: parent.value("RING")?,
             shrinks: parent.value("SHRINKS")?,
             block_bytes: parent.value("BLOCK_BYTES")?,
-            timeout: Duration::from_millis(parent.value("TIMEOUT_MILLIS")?),
-            start_timeout: Duration::from_millis(parent.value("START_TIMEOUT_MILLIS")?),
+            join_timeout: timeout("JOIN_TIMEOUT_MILLIS")?,
+            open_timeout: timeout("OPEN_TIMEOUT_MILLIS")?,
+            timeout: timeout("TIMEOUT_MILLIS")?,
+            start_timeout: timeout("START_TIMEOUT_MILLIS")?,
         })
     }
 
@@ -204,7 +209,8 @@ impl Processes {
 
     fn open(&self, bootstrap: TcpBootstrap) -> Outcome<Result<Group, Error>> {
         let fabric = host::Fabric::open(self.environment.rank, self.environment.ranks)?;
-        let options = GroupOptions::default().timeout(self.timeout);
+        let options =
+            GroupOptions::default().timeout(self.timeout).start_timeout(self.open_timeout);
         let bootstrap = self.gate(bootstrap);
         let Some(nodes) = &self.nodes else { return Ok(options.open(bootstrap, fabric)) };
         let network = fabric.second(host::Options::default())?;
@@ -212,7 +218,7 @@ impl Processes {
     }
 
     fn join(&mut self) -> Result<TcpBootstrap, Error> {
-        let deadline = Deadline::after(self.timeout);
+        let deadline = Deadline::after(self.join_timeout);
         match self.hub.take() {
             Some(hub) => TcpBootstrap::join_with_hub(hub, deadline),
             None => TcpBootstrap::join(&self.environment, deadline),
