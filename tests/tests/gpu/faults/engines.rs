@@ -7,13 +7,15 @@ use peerlane_tests::processes::Child;
 use peerlane_tests::{GpuDriver, Outcome};
 
 use super::Fault;
-use super::processes::{finish, ranks, says, words};
+use super::processes::{finish, patience, ranks, says, words};
 use crate::driver::{FAILING, LOST, RECORDED, UNKNOWN};
 use crate::support::data::check;
 
 const RANKS: usize = 3;
 /// The rank on which it happens.
 const BROKEN: usize = 1;
+/// The rank that starts once the device of the other one is broken.
+const LATE: usize = 0;
 /// How long the ranks may take to end and to use their devices again, once the start has failed on all of them.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -58,11 +60,16 @@ fn in_a_capture(driver: GpuDriver) -> Outcome {
 /// One rank fails; all say so, with the driver's own words, and live on. `kinds` are those of the
 /// errors there and on the others.
 fn broken(driver: GpuDriver, inject: &str, holds: &[&str], kinds: [&str; 2]) -> Outcome {
+    let breaks = !inject.starts_with("fail");
     let (_hub, mut children) = ranks(driver, "gather", RANKS, |rank, player| {
         // A rank that comes late lets the device break while the others are waited for.
-        let late = if rank == 0 && !inject.starts_with("fail") { "sleep" } else { "" };
+        let late = if rank == LATE && breaks { "late" } else { "" };
         player.value("INJECT", if rank == BROKEN { inject } else { late })
     })?;
+    if breaks {
+        children[BROKEN].expect("broken", patience())?;
+        children[LATE].send_line("the device is broken")?;
+    }
     let fallen = words(&mut children)?;
     let watch = Stopwatch::start_with(children.iter().map(Child::id));
     for (rank, text) in fallen.iter().enumerate() {

@@ -1,5 +1,7 @@
 //! Opens a fabric and gathers, and prints the result.
 
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use peerlane_collectives::error::Error;
@@ -16,8 +18,8 @@ use crate::vendor::{Context, Fabric, on_streams, options};
 
 pub(crate) const BLOCK_BYTES: usize = 5001;
 const STARTS: usize = 3;
-/// How long after its first start begins the device of a rank breaks.
-const BREAKS_AFTER: Duration = Duration::from_millis(400);
+/// How long after its start is on the stream the device of a rank breaks: the host then waits for the start, or is about to.
+const BREAKS_AFTER: Duration = Duration::from_millis(20);
 
 /// How an error looks to the parent.
 pub(crate) fn fallen(step: &str, error: &Error) -> String {
@@ -90,7 +92,7 @@ fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, F
     };
     let total = BLOCK_BYTES * test_rank.ranks;
     let (send, receive) = (test_rank.gpu.pinned(BLOCK_BYTES)?, test_rank.gpu.pinned(total)?);
-    inject(parent, test_rank)?;
+    let mut breaker = inject(parent, test_rank)?;
     for start in 0..2 * STARTS {
         let round = test_rank.next_round();
         send.write(0, &block(test_rank.me, round, BLOCK_BYTES));
@@ -98,12 +100,19 @@ fn rounds(parent: &Parent, test_rank: &mut TestRank) -> Outcome<Result<Report, F
         let put = copy_in(stream, &gather.input_memory().map_err(unexpected)?, &send);
         let started = if start % 2 == 0 {
             put?;
-            gather.start_on(&stream.for_starts()).and_then(|mut lease| lease.wait())
+            gather.start_on(&stream.for_starts()).and_then(|mut lease| {
+                breaker.iter().for_each(Breaker::begin);
+                lease.wait()
+            })
         } else {
             put?;
             stream.finish()?;
             gather.run()
         };
+        // The parent hears that the device is broken before it hears of anything else.
+        if let Some(breaker) = breaker.take() {
+            breaker.finish();
+        }
         if let Err(error) = started {
             return Ok(Err(("start", error)));
         }
@@ -144,8 +153,40 @@ fn copy_in(stream: &CallerStream, input: &MemoryRange, send: &Pinned) -> Outcome
     stream.copy_in(input.base.as_ptr() as u64, send, 0, BLOCK_BYTES)
 }
 
+/// Breaks the device of this rank while the rank waits for the others, and tells the parent.
+struct Breaker {
+    started: Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Breaker {
+    fn new(destroy: impl FnOnce() + Send + 'static) -> Self {
+        let (started, begun) = channel();
+        let thread = std::thread::spawn(move || {
+            // An error means that there was no start.
+            if begun.recv().is_ok() {
+                std::thread::sleep(BREAKS_AFTER);
+                destroy();
+                Parent::find().expect("this process is a rank").print_line("broken");
+            }
+        });
+        Self { started, thread }
+    }
+
+    /// Lets the device break, since a start is on its stream.
+    fn begin(&self) {
+        self.started.send(()).expect("the thread waits for it");
+    }
+
+    /// Waits until the device is broken, if a start has begun.
+    fn finish(self) {
+        drop(self.started);
+        self.thread.join().expect("the thread does not panic");
+    }
+}
+
 /// Makes what the parent wants to go wrong on this rank.
-fn inject(parent: &Parent, test_rank: &TestRank) -> Outcome {
+fn inject(parent: &Parent, test_rank: &TestRank) -> Outcome<Option<Breaker>> {
     let wanted: String = parent.value("INJECT").unwrap_or_default();
     let fields: Vec<&str> = wanted.split(':').collect();
     let simulated = Context::simulate;
@@ -156,21 +197,14 @@ fn inject(parent: &Parent, test_rank: &TestRank) -> Outcome {
         }
         ["break", code] => {
             let (device, code) = (test_rank.gpu.ordinal, number(code));
-            std::thread::spawn(move || {
-                std::thread::sleep(BREAKS_AFTER);
-                simulated().break_device(device, code);
-            });
-            // The device breaks while this rank waits for the others.
+            return Ok(Some(Breaker::new(move || simulated().break_device(device, code))));
         }
         ["destroy"] => {
             let device = test_rank.gpu.ordinal;
-            std::thread::spawn(move || {
-                std::thread::sleep(BREAKS_AFTER);
-                simulated().destroy_context(device);
-            });
+            return Ok(Some(Breaker::new(move || simulated().destroy_context(device))));
         }
-        ["sleep"] => std::thread::sleep(3 * BREAKS_AFTER),
+        ["late"] => drop(parent.read_line()?),
         _ => {}
     }
-    Ok(())
+    Ok(None)
 }
