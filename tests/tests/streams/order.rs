@@ -1,5 +1,7 @@
 //! Checks that a start runs after the earlier work of its stream and before the later work.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use peerlane_collectives::error::Error;
@@ -153,8 +155,17 @@ fn starts_that_nobody_looks_at_are_not_overdue() {
     results.into_iter().for_each(|result: Result<(), Error>| result.unwrap());
 }
 
-/// The delay of a rank's stream, longer than a loaded machine needs to notice that a stream is idle.
+/// The delay of a rank's stream, longer than a call that does not wait for the stream takes.
 const PEER_STARTS_AFTER: Duration = Duration::from_secs(3);
+
+/// Delays a stream, and tells afterwards that starts behind the delay can complete.
+fn delay(stream: &Stream, is_over: &Arc<AtomicBool>) {
+    let is_over = Arc::clone(is_over);
+    stream.run(move || {
+        std::thread::sleep(PEER_STARTS_AFTER);
+        is_over.store(true, Ordering::SeqCst);
+    });
+}
 
 #[test]
 fn dropping_waits_for_open_starts() {
@@ -168,20 +179,26 @@ fn closing_waits_for_open_starts() {
 
 /// Drops an operation and closes its group, in one order or the other, while a start is open.
 fn ends_behind_open_starts(close_first: bool) {
+    // Of rank 1, for which rank 0 waits.
+    let is_over = Arc::default();
     let results = in_group(2, LONG, |mut group| {
         let me = group.rank().index();
         let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
         let (stream, rounds) = (Stream::new(), Rounds::default());
-        pause(&stream, PEER_STARTS_AFTER * me as u32);
+        if me == 1 {
+            delay(&stream, &is_over);
+        }
         rounds.fill(&stream, me, gather.input_memory().unwrap());
         drop(gather.start_on(&stream)?);
         if close_first {
             group.close()?;
-            assert!(stream.is_idle_within(PEER_STARTS_AFTER / 2));
+            assert!(is_over.load(Ordering::SeqCst), "rank {me} did not wait for the start");
+            assert!(stream.is_idle_within(LONG));
             drop(gather);
         } else {
             drop(gather);
-            assert!(stream.is_idle_within(PEER_STARTS_AFTER / 2));
+            assert!(is_over.load(Ordering::SeqCst), "rank {me} did not wait for the start");
+            assert!(stream.is_idle_within(LONG));
             group.close()?;
         }
         Ok(())
@@ -193,14 +210,15 @@ fn ends_behind_open_starts(close_first: bool) {
 fn closing_waits_for_starts_that_another_thread_waits_for() {
     let results = in_group(2, LONG, |mut group| {
         let mut gather = group.all_gather::<u8>(BLOCK_BYTES).prepare()?;
-        let stream = Stream::new();
-        pause(&stream, PEER_STARTS_AFTER);
+        let (stream, is_over) = (Stream::new(), Arc::default());
+        delay(&stream, &is_over);
         drop(gather.start_on(&stream)?);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| gather.output().map(drop));
             std::thread::sleep(PEER_STARTS_AFTER / 6);
             group.close()?;
-            assert!(stream.is_idle_within(PEER_STARTS_AFTER / 3));
+            assert!(is_over.load(Ordering::SeqCst), "the group did not wait for the start");
+            assert!(stream.is_idle_within(LONG));
             // It sees the end of the start or of the group.
             let _ = waits.join().expect("the other thread does not panic");
             Ok(())
@@ -215,15 +233,16 @@ fn closing_waits_for_open_starts_of_subgroups() {
         let me = group.rank().index();
         let mut subgroup = group.split(Some(0), 0)?.expect("every rank has a color");
         let mut gather = subgroup.all_gather::<u8>(BLOCK_BYTES).prepare()?;
-        let (stream, rounds) = (Stream::new(), Rounds::default());
+        let (stream, rounds, is_over) = (Stream::new(), Rounds::default(), Arc::default());
         // Longer than a group waits for its peers before it releases what is open.
-        pause(&stream, PEER_STARTS_AFTER);
+        delay(&stream, &is_over);
         rounds.fill(&stream, me, gather.input_memory().unwrap());
         let lease = gather.start_on(&stream)?;
         rounds.look(&stream, 2, lease.output());
         drop(lease);
         group.close()?;
-        assert!(stream.is_idle_within(PEER_STARTS_AFTER / 3));
+        assert!(is_over.load(Ordering::SeqCst), "rank {me} did not wait for the start");
+        assert!(stream.is_idle_within(LONG));
         assert_eq!(rounds.right(), 1, "rank {me}");
         Ok(())
     });
