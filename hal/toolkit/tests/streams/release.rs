@@ -97,7 +97,7 @@ fn a_replay_that_waits_is_reported() {
     finish(&compute, || {});
 }
 
-/// Replays of one start each that wait for a peer most of the time, but never for long.
+/// Replays one start at a time, which waits for a peer. No wait is longer than its own replay, however many there were.
 #[test]
 fn replays_that_go_on_are_not_reported_as_waiting_for_long() {
     let (_driver, _turn) = driver();
@@ -115,16 +115,18 @@ fn replays_that_go_on_are_not_reported_as_waiting_for_long() {
         })
         .collect();
     let mut longest = None;
-    let start = Instant::now();
     for _ in 0..60 {
+        let launched = Instant::now();
         graphs[0].launch();
-        longest = longest.max(longest_replay_wait(&mut members[0], Duration::from_millis(10)));
+        let waited = longest_replay_wait(&mut members[0], Duration::from_millis(10));
+        let at_most = launched.elapsed();
+        assert!(waited <= Some(at_most), "{waited:?}, launched {at_most:?} ago");
+        longest = longest.max(waited);
+
         graphs[1].launch();
+        streams.iter().for_each(Compute::finish);
     }
-    let period = start.elapsed();
-    streams.iter().for_each(Compute::finish);
-    let longest = longest.expect("the replays wait");
-    assert!(longest < period / 2, "{longest:?} of {period:?}");
+    assert!(longest.is_some(), "the replays wait");
     longest_replay_wait(&mut members[0], Duration::from_millis(20));
     assert_eq!(members[0].engine.streams().unwrap().replay_wait().unwrap(), None);
 }
