@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use peerlane_collectives::bootstrap::{Bootstrap, Listener};
+use peerlane_collectives::bootstrap::{Bootstrap, Listener, ProcessState};
 use peerlane_collectives::error::Error;
 use peerlane_hal::{Deadline, Rank};
 
@@ -70,6 +70,14 @@ unsafe impl<B: Bootstrap> Bootstrap for Gated<B> {
         self.inner.relay()
     }
 
+    fn process(&self, rank: Rank) -> ProcessState {
+        self.inner.process(rank)
+    }
+
+    fn relay_process(&self) -> ProcessState {
+        self.inner.relay_process()
+    }
+
     fn shares_process(&self) -> bool {
         self.inner.shares_process()
     }
@@ -87,8 +95,16 @@ unsafe impl<B: Bootstrap> Bootstrap for Gated<B> {
         self.inner.leave(deadline)
     }
 
+    fn disconnect(&self) {
+        self.inner.disconnect();
+    }
+
     fn shrink(&self, excluded: &[Rank], deadline: Deadline) -> Result<Box<dyn Bootstrap>, Error> {
         self.inner.shrink(excluded, deadline)
+    }
+
+    fn subgroup(&self, number: u32, members: &[Rank]) -> Result<Box<dyn Bootstrap>, Error> {
+        self.inner.subgroup(number, members)
     }
 }
 
