@@ -42,6 +42,9 @@ pub(super) trait Underway: Send + Sync {
     /// Returns the ranks that the work waits for.
     fn waits(&self) -> Vec<Rank>;
 
+    /// Returns the ranks that have to take part in copies of the work.
+    fn copies(&self) -> Vec<Rank>;
+
     /// Returns the ranks of this group that threads of this rank wait for in other groups.
     fn waits_elsewhere(&self) -> Vec<u32>;
 
@@ -165,8 +168,10 @@ impl LifeCycle {
 
     fn rank_state_of(&self, waits: Vec<u32>, record: &AbortRecord) -> RankState {
         let underway = self.underway();
+        let copies = underway.as_ref().map(|underway| underway.copies()).unwrap_or_default();
         RankState {
             waits,
+            copies: copies.into_iter().map(|rank| rank.0).collect(),
             start: underway.as_ref().and_then(|underway| underway.newest_start(record)),
             call: underway.and_then(|underway| underway.call_in_words()),
             seen: self.seen(),

@@ -172,6 +172,10 @@ impl Underway for Runtime {
         self.work.waits()
     }
 
+    fn copies(&self) -> Vec<Rank> {
+        self.work.copies()
+    }
+
     fn waits_elsewhere(&self) -> Vec<u32> {
         self.driver.blocked_on(&self.work)
     }

@@ -6,7 +6,7 @@
 //! A rank whose deadline passes does not blame the rank that it waits for, because that rank may wait too. It
 //! sends an *inquiry*. Every rank answers with the ranks that it waits for. When all have answered, or after
 //! [a limit](Control::inquiry_timeout), [`blame`] follows these waits from the rank that asked to a rank that does not answer
-//! or does not wait. Before a rank that answers is blamed, the inquiry is repeated once, because that rank may
+//! or does not wait. A rank whose copies need others to take part is held up by those of them that do not answer. Before a rank that answers is blamed, the inquiry is repeated once, because that rank may
 //! have gone on a moment ago. The bootstrap delivers messages to all ranks in one order, so all ranks know the same
 //! answers, and the first abort record that it delivers counts.
 //!
@@ -62,6 +62,8 @@ pub(super) fn encode_order(message: call::Message) -> Vec<u8> {
 pub(super) struct RankState {
     /// The ranks that this rank waits for; empty if it does not wait.
     pub(super) waits: Vec<u32>,
+    /// The ranks that have to take part in copies of this rank that are not complete, if it waits for nothing else.
+    pub(super) copies: Vec<u32>,
     /// This rank's newest start of the operation that the inquiry is about, if starts can have lengths and places of their own.
     pub(super) start: Option<SizedStart>,
     /// The call that this rank is in, or the last one if it has refused it, as the words after "rank 1".
@@ -534,7 +536,11 @@ fn blame(
         let Some(answer) = inquiry.answers.get(&Rank(rank)) else { continue };
         // A rank that has left took part in all that the others wait for.
         let is_live = |other: &&u32| left.get(**other as usize) == Some(&false);
-        for &other in answer.state.waits.iter().filter(is_live) {
+        // Copies can be late for reasons that no other rank has. So a rank that has to take part in them counts only if it
+        // does not answer.
+        let is_silent = |other: &&u32| !inquiry.answers.contains_key(&Rank(**other));
+        let copies = answer.state.copies.iter().filter(is_silent);
+        for &other in answer.state.waits.iter().chain(copies).filter(is_live) {
             if other != inquiry.from.0 && !before.contains_key(&other) {
                 before.insert(other, rank);
                 reached.push(other);

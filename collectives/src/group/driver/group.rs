@@ -1,5 +1,6 @@
 //! Keeps the work of one group that is under way, for the threads that look after it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -90,6 +91,13 @@ impl GroupWork {
     /// Returns the ranks that the work waits for.
     pub(in crate::group) fn waits(&self) -> Vec<Rank> {
         self.picked(|_| true).iter().flat_map(|work| work.waits()).collect()
+    }
+
+    /// Returns the ranks that have to take part in copies of the work.
+    pub(in crate::group) fn copies(&self) -> Vec<Rank> {
+        let ranks: BTreeSet<Rank> =
+            self.picked(|_| true).iter().flat_map(|work| work.copies()).collect();
+        ranks.into_iter().collect()
     }
 
     /// Returns the ranks that a thread waits for in a call of this group, by their numbers in the

@@ -19,6 +19,8 @@ pub(super) struct Execution {
     pub(super) tracker: Arc<StartTracker>,
     executor: Mutex<Executor>,
     wakers: Box<[Waker]>,
+    /// Whether bytes of an engine move only while all ranks take part.
+    is_polled: bool,
     life: Arc<LifeCycle>,
     open: Arc<OpenCount>,
 }
@@ -31,7 +33,8 @@ impl Execution {
         open: Arc<OpenCount>,
     ) -> Self {
         let wakers = executor.lanes().iter().map(|lane| lane.queue.waker()).collect();
-        Self { tracker, executor: Mutex::new(executor), wakers, life, open }
+        let is_polled = executor.is_polled();
+        Self { tracker, executor: Mutex::new(executor), wakers, is_polled, life, open }
     }
 
     pub(super) fn executor(&self) -> MutexGuard<'_, Executor> {
@@ -168,6 +171,16 @@ impl Work for Execution {
             return Vec::new();
         }
         self.tracker.missing_writers().into_iter().collect()
+    }
+
+    fn copies(&self) -> Vec<Rank> {
+        let tracker = &self.tracker;
+        let waits = tracker.misses_parts() || tracker.missing().is_some();
+        if !self.is_polled || tracker.due().is_none() || waits {
+            return Vec::new();
+        }
+        let ranks = Rank::all(self.life.bootstrap.ranks());
+        ranks.filter(|rank| *rank != self.life.bootstrap.rank()).collect()
     }
 
     fn is_blocked(&self) -> bool {

@@ -7,7 +7,7 @@ use peerlane_hal::Rank;
 
 use super::{Action, Control, Defect, Fault, Message, View, World};
 use crate::bootstrap::{AbortRecord, Notice, ProcessState};
-use crate::group::control::RankState;
+use crate::group::control::{Answer, RankState};
 
 /// Runs a seed, and returns what went wrong.
 fn run(seed: u64, defect: Option<Defect>) -> Result<BTreeMap<&'static str, u32>, String> {
@@ -89,4 +89,54 @@ fn the_limit_of_a_peer_is_limited() {
     let answer = control.receive(now, Notice::Message { from: Rank(2), message }, own, &sight);
     assert!(matches!(answer, Some(Action::Broadcast(_))), "{answer:?}");
     assert!(control.next_tick().is_some_and(|at| at - now <= Duration::from_secs(3)));
+}
+
+/// Decides why the copies of rank 0 are late, and returns the rank that is to blame and the text.
+fn blame_for_copies(answering: &[u32], third: ProcessState) -> (Option<Rank>, String) {
+    let mut control = Control::new(Rank(0), 3, Some(Rank(0)));
+    let record =
+        AbortRecord::timeout(Some(Rank(0)), "rank 0 did not complete its copies".to_owned());
+    let own = RankState { copies: vec![1, 2], ..RankState::default() };
+    let state = |_: &AbortRecord| own.clone();
+    let sight = View {
+        ranks: vec![ProcessState::Running, ProcessState::Running, third],
+        relay: ProcessState::Running,
+    };
+
+    let mut now = Instant::now();
+    let mut next = control.overdue(now, own.clone(), record);
+    let answer = Message::Answer(Answer { state: RankState::default(), adopted: None });
+    let Action::Broadcast(answer) = answer.broadcast() else { unreachable!("a broadcast") };
+    for _ in 0..100 {
+        match next.take() {
+            Some(Action::Abort(record)) => return (record.peer, record.text),
+            Some(Action::Broadcast(inquiry)) => {
+                for (from, message) in
+                    [(0, &inquiry)].into_iter().chain(answering.iter().map(|from| (*from, &answer)))
+                {
+                    let notice = Notice::Message { from: Rank(from), message: message.clone() };
+                    next = next.or(control.receive(now, notice, state, &sight));
+                }
+            }
+            _ => {
+                now = control.next_tick().expect("the inquiry ends");
+                next = control.tick(now, &sight);
+            }
+        }
+    }
+    panic!("nothing is decided");
+}
+
+#[test]
+fn copies_that_a_silent_rank_holds_up_are_no_fault_of_their_own_rank() {
+    // Its process is stopped, or nobody sees it.
+    let (blamed, text) = blame_for_copies(&[1], ProcessState::Stopped);
+    assert_eq!(blamed, Some(Rank(2)), "{text}");
+    assert!(text.ends_with("; rank 2 does not answer, because its process is stopped"), "{text}");
+    let (blamed, text) = blame_for_copies(&[1], ProcessState::Unknown);
+    assert_eq!(blamed, Some(Rank(2)), "{text}");
+
+    // All answer, so no other rank holds them up.
+    let (blamed, text) = blame_for_copies(&[1, 2], ProcessState::Running);
+    assert_eq!((blamed, &*text), (Some(Rank(0)), "rank 0 did not complete its copies"));
 }
