@@ -20,7 +20,7 @@ use peerlane_tests::processes::{Child, Parent, finish_all};
 use peerlane_tests::{Failure, Outcome};
 
 const RANKS: usize = 4;
-/// The longest that a group waits.
+/// The longest that a call waits in which the ranks meet the fault.
 const TIMEOUT: Duration = Duration::from_secs(6);
 /// The time in which every rank must return an error, for a machine that is busy.
 const ERROR_WITHIN: Duration = Duration::from_secs(25);
@@ -143,6 +143,7 @@ fn run_ranks(fault: Fault, hosts: &[Node], begin: impl FnOnce() -> Outcome) -> O
             ("HUB", hub.address().to_string()),
             ("SECRET", secret.expose().to_owned()),
             ("BREAKS", fault.breaks().to_string()),
+            ("OPENS", (fault != Fault::Firewall).to_string()),
         ];
         start(&hosts[rank / 2], &values)
     };
@@ -199,7 +200,10 @@ fn open(parent: &Parent, rank: Rank, bootstrap: TcpBootstrap) -> Result<Group, S
     let network = open_network(parent, rank, RANKS).map_err(|failure| text(&failure))?;
     let local = peerlane_host::Fabric::open(rank, RANKS).map_err(|error| text(&error))?;
     let topology = Topology::of_nodes(&[0, 0, 1, 1]).map_err(|error| text(&error))?;
-    let options = GroupOptions::default().timeout(TIMEOUT).topology(topology);
+    // Opening and preparing only meet the fault that is there from the beginning and breaks.
+    let opens: bool = parent.value("OPENS").map_err(|failure| text(&failure))?;
+    let timeout = if opens { PATIENCE } else { TIMEOUT };
+    let options = GroupOptions::default().timeout(timeout).topology(topology);
     options.open_tiers(bootstrap, local, network).map_err(|error| text(&error))
 }
 
@@ -211,10 +215,12 @@ fn work(
     mut group: Group,
     breaks: bool,
 ) -> Outcome<Option<(String, Duration)>> {
-    let rounds = if breaks { u32::MAX } else { 5 };
+    let (rounds, timeout) = if breaks { (u32::MAX, TIMEOUT) } else { (5, PATIENCE) };
     for len in [1000, 70_000] {
-        let mut gather = group.all_gather::<u32>(len).prepare().map_err(unexpected)?;
-        let mut sum = group.all_reduce::<u32>(len).prepare().map_err(unexpected)?;
+        let gather = group.all_gather::<u32>(len).timeout(timeout);
+        let mut gather = gather.prepare().map_err(unexpected)?;
+        let sum = group.all_reduce::<u32>(len).timeout(timeout);
+        let mut sum = sum.prepare().map_err(unexpected)?;
         for round in 0..rounds {
             gather.input_mut().map_err(unexpected)?.fill(100 * round + rank.0);
             sum.input_mut().map_err(unexpected)?.fill(round + rank.0);

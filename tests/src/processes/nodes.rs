@@ -25,7 +25,9 @@ const NETWORKS: [Network; 2] = [
         devices: "PEERLANE_TEST_RDMA_DEVICES",
         open: |device, rank, ranks| {
             let device = peerlane_rdma::DeviceChoice::Name(device);
-            let options = peerlane_rdma::Options { device, ..Default::default() };
+            // The thread of soft RoCE that answers may get no processor for longer than a NIC needs.
+            let timeout_exponent = 17;
+            let options = peerlane_rdma::Options { device, timeout_exponent, ..Default::default() };
             Ok(DynFabric::new(peerlane_rdma::Fabric::open_with(rank, ranks, options)?))
         },
     },

@@ -144,8 +144,7 @@ pub(crate) fn run_rank(parent: &Parent) -> Outcome {
     }
 
     let network = open_network(parent, rank, ranks)?;
-    let timeout = if scenario == Scenario::Stopped { STOPPED_TIMEOUT } else { TIMEOUT };
-    let group = GroupOptions::default().timeout(timeout).topology(topology);
+    let group = GroupOptions::default().timeout(TIMEOUT).topology(topology);
     match scenario {
         Scenario::Network => {
             gathers(parent, group.open(bootstrap, network).map_err(unexpected)?, false)
@@ -328,7 +327,9 @@ fn deserted(parent: &Parent, scenario: Scenario, mut group: Group) -> Outcome {
     };
     let victim = format!("rank {}", ranks - 1);
     let builder = group.all_gather::<u8>(300_000).algorithm(Algorithm::Direct);
-    let mut gather = builder.prepare().map_err(unexpected)?;
+    // Only the starts have the short timeout. The group is opened and the operation prepared before anyone is stopped.
+    let timeout = if scenario == Scenario::Stopped { STOPPED_TIMEOUT } else { TIMEOUT };
+    let mut gather = builder.timeout(timeout).prepare().map_err(unexpected)?;
     let start = Instant::now();
     loop {
         let begun = Instant::now();
