@@ -3,12 +3,13 @@
 //! The state is driven by events with the time at which they occur, and does no I/O. The group's threads and
 //! the simulation of the control plane drive the same.
 //!
-//! A rank whose deadline passes does not blame the rank that it waits for, because that rank may wait too. It
-//! sends an *inquiry*. Every rank answers with the ranks that it waits for. When all have answered, or after
-//! [a limit](Control::inquiry_timeout), [`blame`] follows these waits from the rank that asked to a rank that does not answer
-//! or does not wait. A rank whose copies need others to take part is held up by those of them that do not answer. Before a rank that answers is blamed, the inquiry is repeated once, because that rank may
-//! have gone on a moment ago. The bootstrap delivers messages to all ranks in one order, so all ranks know the same
-//! answers, and the first abort record that it delivers counts.
+//! A rank whose deadline passes does not blame the rank that it waits for, because that rank may wait too. It sends
+//! an *inquiry*. Every rank answers with the ranks that it waits for. When all have answered, or after [a
+//! limit](Control::inquiry_timeout), [`blame`] follows these waits from the rank that asked to a rank that does not
+//! answer or does not wait. A rank whose copies need others to take part is held up by those of them that do not
+//! answer. Before a rank that answers is blamed, the inquiry is repeated once, because that rank may have gone on a
+//! moment ago. The bootstrap delivers messages to all ranks in one order, so all ranks know the same answers, and
+//! the first abort record that it delivers counts.
 //!
 //! If the rank that relays the messages stops, no rank receives its own inquiry. Every rank then blames that
 //! rank, with the same record.
