@@ -551,37 +551,12 @@ impl fmt::Debug for Group {
 mod tests {
     use std::sync::Barrier;
     use std::thread;
-    use std::time::Instant;
 
     use peerlane_host as host;
+    use peerlane_test_support::ends_in_child;
 
     use super::*;
     use crate::bootstrap::in_process;
-
-    const TIMEOUT: Duration = Duration::from_secs(20);
-
-    /// Runs `body` in a forked child, and returns whether it ended well and soon.
-    fn ends_in_child(body: impl FnOnce()) -> bool {
-        // SAFETY: the child uses what this thread owns, and ends without destructors of the
-        // process.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            body();
-            // SAFETY: it ends the process at once.
-            unsafe { libc::_exit(0) };
-        }
-
-        let (begun, mut status) = (Instant::now(), 0);
-        // SAFETY: the child belongs to this test, and the status outlives the call.
-        while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
-            if begun.elapsed() > TIMEOUT {
-                // SAFETY: as above.
-                unsafe { libc::kill(child, libc::SIGKILL) };
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        status == 0
-    }
 
     #[test]
     fn a_forked_child_waits_for_no_lock_of_its_parent() {

@@ -11,6 +11,7 @@ use peerlane_collectives::error::Error;
 use peerlane_collectives::group::{Group, GroupOptions};
 use peerlane_hal::{Deadline, Rank};
 use peerlane_host as host;
+use peerlane_test_support::ends_in_child;
 
 use crate::support::group::in_group;
 use crate::support::own_process::run_in_own_process;
@@ -112,33 +113,6 @@ fn ranks_that_are_threads_have_a_driver_each() {
         });
         await_workers((0, 0));
     });
-}
-
-/// Runs `body` in a forked child, and returns whether it ended well and soon.
-fn ends_in_child(body: impl FnOnce()) -> bool {
-    // SAFETY: the child uses what this thread owns, and ends without destructors of the process.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "{}", std::io::Error::last_os_error());
-    if child == 0 {
-        body();
-        // SAFETY: it ends the process at once.
-        unsafe { libc::_exit(0) };
-    }
-
-    let begun = Instant::now();
-    let mut status = 0;
-    loop {
-        // SAFETY: the child belongs to this test, and the status outlives the call.
-        match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
-            0 if begun.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(5)),
-            0 => {
-                // SAFETY: as above.
-                unsafe { libc::kill(child, libc::SIGKILL) };
-                return false;
-            }
-            ended => return ended == child && status == 0,
-        }
-    }
 }
 
 #[test]

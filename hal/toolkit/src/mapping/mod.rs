@@ -404,6 +404,7 @@ mod tests {
     use std::sync::Barrier;
     use std::thread;
 
+    use peerlane_test_support::ends_in_child;
     use rustix::fs::OFlags;
 
     use super::*;
@@ -441,7 +442,7 @@ mod tests {
     fn a_forked_child_waits_for_no_lock_of_its_parent() {
         let mut mapping = Some(Mapping::create(10_000).unwrap());
         let (held, forked) = (Barrier::new(2), Barrier::new(2));
-        let status = thread::scope(|scope| {
+        let is_ended = thread::scope(|scope| {
             // Another thread of the parent has the lock when the process is forked.
             scope.spawn(|| {
                 let _mappings = mappings();
@@ -450,22 +451,11 @@ mod tests {
             });
             held.wait();
 
-            // SAFETY: the child only drops what this thread owns, and ends at once.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                // SAFETY: it ends this child by a signal, if it waits too long.
-                unsafe { libc::alarm(20) };
-                drop(mapping.take());
-                // SAFETY: it ends the process.
-                unsafe { libc::_exit(0) };
-            }
-            let mut status = 0;
-            // SAFETY: the child belongs to this test, and the status outlives the call.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            let is_ended = ends_in_child(|| drop(mapping.take()));
             forked.wait();
-            status
+            is_ended
         });
-        assert_eq!(status, 0, "the child has not ended by itself");
+        assert!(is_ended);
     }
 
     #[test]
