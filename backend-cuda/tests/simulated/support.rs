@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, result, sys};
 use peerlane_cuda::{Error, Fabric, Local, Remote};
-use peerlane_hal::{Deadline, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role};
+use peerlane_hal::{Deadline, Fabric as _, Flag, Op, PeerMemory as _, Rank, Role};
 use peerlane_simulated_driver::Driver;
-pub(crate) use peerlane_simulated_driver::connected;
+pub(crate) use peerlane_simulated_driver::{await_arrival, connected, flag_value};
 
 /// Installs the simulated driver and serialises the tests, which share its settings and counters.
 pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
@@ -32,27 +32,6 @@ pub(crate) fn arrivals(fabric: &Fabric) -> Local {
 /// Returns the signal that tells the owner of the flags that everything before it has arrived.
 pub(crate) fn announce(arrivals: &Remote, value: u64) -> Op<'_, Local, Remote> {
     Op::Signal { flag: Flag { region: arrivals, word: 0 }, value }
-}
-
-/// Reads a flag of a device, which may be too busy to answer at once.
-pub(crate) fn flag_value(flags: &Local, word: u64) -> u64 {
-    let deadline = soon();
-    loop {
-        if let Some(value) = flags.flag_value(word) {
-            return value;
-        }
-        assert!(!deadline.has_passed(), "flag {word} is not read");
-        std::thread::yield_now();
-    }
-}
-
-/// Waits until the signal with this value has come.
-pub(crate) fn await_arrival(arrivals: &Local, value: u64) {
-    let deadline = soon();
-    while arrivals.flag_value(0) != Some(value) {
-        assert!(!deadline.has_passed(), "signal {value} has not come");
-        std::thread::yield_now();
-    }
 }
 
 /// Opens and connects `count` ranks in this process, each on the device with its number.

@@ -10,8 +10,8 @@ use peerlane_hal::{
     At, CopyEngine as _, Deadline, Fabric as _, Flag, Op, PeerMemory as _, Rank, Region as _, Role,
 };
 use peerlane_rocm::{Error, Fabric, Local, Options, Remote};
-pub(crate) use peerlane_simulated_driver::connected;
 use peerlane_simulated_driver::{Driver, Rocm};
+pub(crate) use peerlane_simulated_driver::{await_arrival, connected, flag_value};
 
 /// Installs the newest release, as most tests use it.
 pub(crate) fn driver() -> (Driver, MutexGuard<'static, ()>) {
@@ -62,27 +62,6 @@ pub(crate) fn contents(region: &Local) -> Vec<u8> {
 /// Flags of a rank, one of which a peer signals behind what it has put. A completed ticket does not say that it has arrived.
 pub(crate) fn arrivals(fabric: &Fabric) -> Local {
     fabric.memory().allocate(8, Role::Flags).unwrap()
-}
-
-/// Reads a flag of a device, which may be too busy to answer at once.
-pub(crate) fn flag_value(flags: &Local, word: u64) -> u64 {
-    let deadline = soon();
-    loop {
-        if let Some(value) = flags.flag_value(word) {
-            return value;
-        }
-        assert!(!deadline.has_passed(), "flag {word} is not read");
-        std::thread::yield_now();
-    }
-}
-
-/// Waits until the signal with this value has come.
-pub(crate) fn await_arrival(arrivals: &Local, value: u64) {
-    let deadline = soon();
-    while arrivals.flag_value(0) != Some(value) {
-        assert!(!deadline.has_passed(), "signal {value} has not come");
-        std::thread::yield_now();
-    }
 }
 
 /// Puts a pattern from rank 0 to a whole region of rank 1. Returns what the region then holds.

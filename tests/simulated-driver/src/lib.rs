@@ -119,6 +119,6 @@ mod runtime;
 
 pub use device::log::Transfer;
 pub use harness::{
-    Driver, Other, Rocm, connected, folder_of_all, hear, in_own_process, install, install_all,
-    install_from, library, library_folder, tell, without_symbols,
+    Driver, Other, Rocm, await_arrival, connected, flag_value, folder_of_all, hear, in_own_process,
+    install, install_all, install_from, library, library_folder, tell, without_symbols,
 };

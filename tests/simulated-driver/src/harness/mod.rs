@@ -9,6 +9,6 @@ mod rocm;
 
 pub use control::{Driver, install, install_all, install_from};
 pub use library::{library, library_folder, without_symbols};
-pub use mesh::connected;
+pub use mesh::{await_arrival, connected, flag_value};
 pub use other::{Other, hear, in_own_process, tell};
 pub use rocm::{Rocm, folder_of_all};
