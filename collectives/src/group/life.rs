@@ -42,8 +42,8 @@ pub(super) trait Underway: Send + Sync {
     /// Returns the ranks that the work waits for.
     fn waits(&self) -> Vec<Rank>;
 
-    /// Returns the ranks that have to take part in copies of the work.
-    fn copies(&self) -> Vec<Rank>;
+    /// Returns whether copies of the work complete only while all ranks take part.
+    fn copies_with_others(&self) -> bool;
 
     /// Returns the ranks of this group that threads of this rank wait for in other groups.
     fn waits_elsewhere(&self) -> Vec<u32>;
@@ -168,10 +168,11 @@ impl LifeCycle {
 
     fn rank_state_of(&self, waits: Vec<u32>, record: &AbortRecord) -> RankState {
         let underway = self.underway();
-        let copies = underway.as_ref().map(|underway| underway.copies()).unwrap_or_default();
+        let copies_with_others =
+            waits.is_empty() && underway.as_ref().is_some_and(|it| it.copies_with_others());
         RankState {
             waits,
-            copies: copies.into_iter().map(|rank| rank.0).collect(),
+            copies_with_others,
             start: underway.as_ref().and_then(|underway| underway.newest_start(record)),
             call: underway.and_then(|underway| underway.call_in_words()),
             seen: self.seen(),

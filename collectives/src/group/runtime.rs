@@ -172,8 +172,8 @@ impl Underway for Runtime {
         self.work.waits()
     }
 
-    fn copies(&self) -> Vec<Rank> {
-        self.work.copies()
+    fn copies_with_others(&self) -> bool {
+        self.work.copies_with_others()
     }
 
     fn waits_elsewhere(&self) -> Vec<u32> {

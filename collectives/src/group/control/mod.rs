@@ -63,8 +63,8 @@ pub(super) fn encode_order(message: call::Message) -> Vec<u8> {
 pub(super) struct RankState {
     /// The ranks that this rank waits for; empty if it does not wait.
     pub(super) waits: Vec<u32>,
-    /// The ranks that have to take part in copies of this rank that are not complete, if it waits for nothing else.
-    pub(super) copies: Vec<u32>,
+    /// Whether this rank waits for no rank, but for copies that complete only while all ranks take part.
+    pub(super) copies_with_others: bool,
     /// This rank's newest start of the operation that the inquiry is about, if starts can have lengths and places of their own.
     pub(super) start: Option<SizedStart>,
     /// The call that this rank is in, or the last one if it has refused it, as the words after "rank 1".
@@ -321,10 +321,12 @@ impl Control {
         if self.record.is_some() {
             return None;
         }
+
         if let Some(record) = self.look_at_relay(now, sight) {
             self.adopt(now, record.clone());
             return Some(Action::Abort(record));
         }
+
         if self.decide_at().is_none_or(|at| at > now) {
             return None;
         }
@@ -495,6 +497,7 @@ fn different_starts(inquiry: &Inquiry) -> Option<AbortRecord> {
         }
         return Some(record);
     }
+
     let starts = || inquiry.answers.keys().filter_map(|rank| Some((rank, start_of(*rank)?)));
     let (one, other) = starts().find_map(|one| {
         let differs = |other: &(&Rank, &SizedStart)| {
@@ -502,6 +505,7 @@ fn different_starts(inquiry: &Inquiry) -> Option<AbortRecord> {
         };
         starts().find(differs).map(|other| (one, other))
     })?;
+
     record.text.push_str(&format!(
         "; ranks disagree: rank {} made start {} with {}, rank {} with {}",
         one.0, one.1.epoch, one.1.part, other.0, other.1.part
@@ -536,12 +540,13 @@ fn blame(
         next += 1;
         let Some(answer) = inquiry.answers.get(&Rank(rank)) else { continue };
         // A rank that has left took part in all that the others wait for.
-        let is_live = |other: &&u32| left.get(**other as usize) == Some(&false);
+        let is_live = |other: &u32| left.get(*other as usize) == Some(&false);
         // Copies can be late for reasons that no other rank has. So a rank that has to take part in them counts only if it
         // does not answer.
-        let is_silent = |other: &&u32| !inquiry.answers.contains_key(&Rank(**other));
-        let copies = answer.state.copies.iter().filter(is_silent);
-        for &other in answer.state.waits.iter().chain(copies).filter(is_live) {
+        let is_silent = |other: &u32| !inquiry.answers.contains_key(&Rank(*other));
+        let copies = answer.state.copies_with_others.then_some(0..left.len() as u32);
+        let copies = copies.into_iter().flatten().filter(is_silent);
+        for other in answer.state.waits.iter().copied().chain(copies).filter(is_live) {
             if other != inquiry.from.0 && !before.contains_key(&other) {
                 before.insert(other, rank);
                 reached.push(other);

@@ -1,6 +1,5 @@
 //! Keeps the work of one group that is under way, for the threads that look after it.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -93,11 +92,9 @@ impl GroupWork {
         self.picked(|_| true).iter().flat_map(|work| work.waits()).collect()
     }
 
-    /// Returns the ranks that have to take part in copies of the work.
-    pub(in crate::group) fn copies(&self) -> Vec<Rank> {
-        let ranks: BTreeSet<Rank> =
-            self.picked(|_| true).iter().flat_map(|work| work.copies()).collect();
-        ranks.into_iter().collect()
+    /// Returns whether copies of the work complete only while all ranks take part.
+    pub(in crate::group) fn copies_with_others(&self) -> bool {
+        self.list.any(|work| work.copies_with_others())
     }
 
     /// Returns the ranks that a thread waits for in a call of this group, by their numbers in the

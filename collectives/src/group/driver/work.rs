@@ -38,10 +38,9 @@ pub(in crate::group) trait Work: Send + Sync {
     /// Returns the other ranks that the work waits for.
     fn waits(&self) -> Vec<Rank>;
 
-    /// Returns the other ranks that have to take part in copies of the work which are not complete,
-    /// if the work waits for nothing else.
-    fn copies(&self) -> Vec<Rank> {
-        Vec::new()
+    /// Returns whether a start is open whose copies complete only while all ranks take part.
+    fn copies_with_others(&self) -> bool {
+        false
     }
 
     /// Returns whether a thread waits for the work, and moves it on meanwhile.

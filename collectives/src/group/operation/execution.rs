@@ -173,14 +173,9 @@ impl Work for Execution {
         self.tracker.missing_writers().into_iter().collect()
     }
 
-    fn copies(&self) -> Vec<Rank> {
-        let tracker = &self.tracker;
-        let waits = tracker.misses_parts() || tracker.missing().is_some();
-        if !self.is_polled || tracker.due().is_none() || waits {
-            return Vec::new();
-        }
-        let ranks = Rank::all(self.life.bootstrap.ranks());
-        ranks.filter(|rank| *rank != self.life.bootstrap.rank()).collect()
+    fn copies_with_others(&self) -> bool {
+        // A start that waits for its own caller has not submitted all copies.
+        self.is_polled && self.is_open() && !self.tracker.misses_parts()
     }
 
     fn is_blocked(&self) -> bool {

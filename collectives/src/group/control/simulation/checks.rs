@@ -32,6 +32,7 @@ fn every_survivor_names_the_rank_at_fault_in_time() {
         .map_or(5_000, |seeds| seeds.parse().expect("PEERLANE_SEEDS is a number of seeds"));
     let mut kinds: BTreeMap<&str, u32> = BTreeMap::new();
     let mut failures = Vec::new();
+
     for seed in 0..seeds {
         match run(seed, None) {
             Ok(found) => {
@@ -40,12 +41,14 @@ fn every_survivor_names_the_rank_at_fault_in_time() {
             Err(error) => failures.push(error),
         }
     }
+
     assert!(
         failures.is_empty(),
         "{} of {seeds} seeds fail, first: {:#?}",
         failures.len(),
         &failures[..failures.len().min(5)]
     );
+
     for kind in ["kill", "stall", "cut", "slow"] {
         let count = kinds.get(kind).copied().unwrap_or(0);
         assert!(u64::from(count) > seeds / 20, "only {count} runs with {kind}: {kinds:?}");
@@ -96,7 +99,7 @@ fn blame_for_copies(answering: &[u32], third: ProcessState) -> (Option<Rank>, St
     let mut control = Control::new(Rank(0), 3, Some(Rank(0)));
     let record =
         AbortRecord::timeout(Some(Rank(0)), "rank 0 did not complete its copies".to_owned());
-    let own = RankState { copies: vec![1, 2], ..RankState::default() };
+    let own = RankState { copies_with_others: true, ..RankState::default() };
     let state = |_: &AbortRecord| own.clone();
     let sight = View {
         ranks: vec![ProcessState::Running, ProcessState::Running, third],
