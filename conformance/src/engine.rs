@@ -184,6 +184,7 @@ impl<'r, 'w, H: Harness> TestEngine<'r, 'w, H> {
             );
             return self.run(&[wait(flags, at, value)]);
         };
+
         let time_limit = self.time_limit(format!("flag {at} to reach the value {value}"));
         loop {
             let seen = flag.load(Ordering::Acquire);

@@ -35,16 +35,19 @@ pub(crate) fn on_ranks<H: Harness>(
                 .unwrap_or("panic without a text");
             Err(Failure::new(format!("panicked: {text}")))
         });
+
         outcome.map_err(|failure| {
             rendezvous.fail(rank);
             failure.within(format!("rank {rank} of {ranks}"))
         })
     };
+
     let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
         let run = &run;
         let threads: Vec<_> = Rank::all(ranks).map(|rank| scope.spawn(move || run(rank))).collect();
         threads.into_iter().map(|thread| thread.join().expect("panics are caught inside")).collect()
     });
+
     let mut failures: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
     failures.sort_by_key(Failure::is_echo);
     failures.into_iter().next().map_or(Ok(()), Err)

@@ -16,7 +16,7 @@ use mutants::{EngineMutant, FabricMutant, Fault, Flaw, FusedLayer, StartFault, w
 
 /// The limit of the waits that a fault makes time out, shorter than for a real backend.
 const SHORT: Duration = Duration::from_secs(1);
-/// The limit of all other waits, which no rank misses on a busy machine.
+/// The limit of all other waits, which is long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(10);
 
 /// The checks that compare how long a call of the backend takes with the timeout.

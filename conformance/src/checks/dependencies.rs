@@ -29,6 +29,7 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
         let mut engine = me.engine()?;
         let value = |word: u64, round: u64| round << 40 | word << 8 | 0x5A;
         let mut random = fastrand::Rng::with_seed(seed(me.me, 0));
+
         for round in 1..=ROUNDS {
             let mut ops: Vec<OpOf<'_, H>> = Vec::new();
             for word in (0..WORDS).map(|word| word * ranks + me.me as u64) {
@@ -39,6 +40,7 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
             for word in 0..WORDS * ranks {
                 engine.wait_for_flag(&flags.local, word, value(word, round))?;
             }
+
             me.barrier()?;
             for at in 0..WORDS * ranks {
                 let expected = value(at, round);
@@ -50,6 +52,7 @@ pub fn flags_of_one_region_do_not_disturb_each_other<H: Harness>(harness: &H) ->
             }
             me.barrier()?;
         }
+
         if engine.caps().queued_wait {
             let odd = (0..WORDS * ranks).filter(|word| word % 2 == 1);
             let ops: Vec<OpOf<'_, H>> = odd.map(|at| wait_reset(&flags.local, at, 1)).collect();
@@ -85,6 +88,7 @@ pub fn ones_own_key_gives_an_alias<H: Harness>(harness: &H) -> Outcome {
             regions.push(("registered", me.register(&*memory, start..end, Role::Data)?));
         }
         let source = me.allocate(bytes, Role::Data)?;
+
         for (name, region) in regions {
             me.poison(&region, 0..2 * bytes);
             let sent = [pattern(seed(0, 1), bytes), pattern(seed(0, 2), bytes)];
@@ -243,6 +247,7 @@ pub fn allocated_memory_is_zeroed<H: Harness>(harness: &H) -> Outcome {
                 )?;
                 me.poison(&region, 0..bytes);
             }
+
             let flags = me.allocate(bytes / 8 * 8, Role::Flags)?;
             for word in [0, bytes / 16, bytes / 8 - 1] {
                 let seen = me.flag_value(&flags, word)?;
@@ -369,6 +374,7 @@ pub fn a_second_connection_to_a_peer_changes_nothing<H: Harness>(harness: &H) ->
             connected.map_err(|e| Failure::from(e).within(place()))?;
         }
         me.barrier()?;
+
         let later = Rounds::open(me, bytes)?;
         let mut later_engine = me.engine()?;
         for round in 1..=2 {
@@ -444,6 +450,7 @@ pub fn memory_that_is_reused_is_zeroed<H: Harness>(harness: &H) -> Outcome {
             let Some(flags) = region.flags() else {
                 return Err(Failure::new("flags() of polled flags returned None"));
             };
+
             for (word, flag) in flags.iter().enumerate().take(WORDS) {
                 let seen = flag.swap(u64::MAX, Ordering::AcqRel);
                 ensure!(seen == 0, "allocation {round}: flag {word} is {seen:x}, expected 0");

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 /// Reserves a TCP port of this machine for as long as the value lives.
 ///
-/// Nobody listens at the port. No other test gets it meanwhile, and neither does a socket that asks for any free port, because
-/// the kernel gives those out of another range.
+/// Nobody listens at the port. No other test gets it meanwhile, and neither does a socket that is bound to port 0, because the
+/// port is not an ephemeral one.
 #[derive(Debug)]
 pub struct ReservedPort {
     number: u16,
@@ -19,7 +19,7 @@ pub struct ReservedPort {
     _claim: UnixListener,
 }
 
-/// The ports that tests reserve, but for those that the kernel gives out.
+/// The ports that tests reserve, except for ephemeral ones.
 const PORTS: RangeInclusive<u16> = 10_000..=65_535;
 
 impl ReservedPort {
@@ -29,9 +29,9 @@ impl ReservedPort {
     /// If there is none.
     pub fn new() -> Self {
         static NEXT: AtomicU16 = AtomicU16::new(0);
-        let given_out = given_out_by_kernel();
-        let ports: Vec<u16> = PORTS.filter(|port| !given_out.contains(port)).collect();
-        assert!(!ports.is_empty(), "the kernel gives out all ports of {PORTS:?}");
+        let ephemeral = ephemeral_ports();
+        let ports: Vec<u16> = PORTS.filter(|port| !ephemeral.contains(port)).collect();
+        assert!(!ports.is_empty(), "all ports of {PORTS:?} are ephemeral");
 
         // Processes begin at different places, so that few of them try the same ports.
         let first = process::id() as usize * 31 + usize::from(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -64,8 +64,8 @@ impl Default for ReservedPort {
     }
 }
 
-/// Returns the ports from which the kernel takes one for a socket that asks for any.
-fn given_out_by_kernel() -> RangeInclusive<u16> {
+/// Returns the range of ephemeral ports, which the kernel gives to sockets that are bound to port 0.
+fn ephemeral_ports() -> RangeInclusive<u16> {
     let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut ends = text.split_whitespace().map_while(|end| end.parse().ok());
     match (ends.next(), ends.next()) {
@@ -79,16 +79,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reserved_ports_differ_and_are_not_given_out_by_the_kernel() {
+    fn reserved_ports_differ_and_are_not_ephemeral() {
         let ports: Vec<_> = (0..100).map(|_| ReservedPort::new()).collect();
         let mut numbers: Vec<_> = ports.iter().map(ReservedPort::number).collect();
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len(), 100);
 
-        let given_out = given_out_by_kernel();
+        let ephemeral = ephemeral_ports();
         for port in &ports {
-            assert!(!given_out.contains(&port.number()), "{} is in {given_out:?}", port.number());
+            assert!(!ephemeral.contains(&port.number()), "{} is in {ephemeral:?}", port.number());
             assert!(ReservedPort::reserve(port.number()).is_none());
             TcpListener::bind(port.address()).expect("nobody listens there");
         }

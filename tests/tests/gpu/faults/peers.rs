@@ -259,7 +259,7 @@ impl Loss {
 
     /// Returns whether the first flag of the record is one of the victim, whatever the load of the machine.
     ///
-    /// A survivor that cannot read a flag of its device in time takes it and all further ones as missing. The first one can then
+    /// A survivor that cannot read a flag of its device in time counts it and all later ones as missing. The first one can then
     /// be the flag of another survivor.
     fn names_a_flag_of_the_victim(self) -> bool {
         let is_read_by_the_host = self.engine != STREAMS && Some(self.engine) != FUSED;

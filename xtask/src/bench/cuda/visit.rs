@@ -28,7 +28,7 @@ const MEDIUM: (u64, f64, f64) = (1 << 20, 18.0, 27.0);
 const HOST_US: f64 = 8.0;
 /// The maximum time in place by that out of place, which allows for noise.
 const IN_PLACE: f64 = 1.02;
-/// The maximum slowdown of compute and of all-gathers that overlap.
+/// The maximum slowdown of all-gathers and compute that run at the same time.
 const OVERLAP: f64 = 1.06;
 
 /// All visits to machines, newest first.
