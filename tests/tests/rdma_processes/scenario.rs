@@ -41,10 +41,11 @@ const ARMED: Duration = Duration::from_millis(300);
 /// Number of such times.
 const ARMED_TIMES: usize = 3;
 /// By how much a rank is late, and how often: what else this machine does can disturb one wait.
-const LATE: Duration = Duration::from_millis(600);
-/// The least lateness as a multiple of the processor time of a start. The naps of a wait grow with
-/// the wait, so on a slow machine a wait of a few polls says little about a long one.
-const LATE_IN_STARTS: u32 = 30;
+const LATE: Duration = Duration::from_millis(1500);
+/// The least lateness as a multiple of the processor time of a start. A nap is a sixteenth of the wait so far, so a wait of 30
+/// starts, which is as long as about 300 polls, spends a seventh to a fifth of its time on polls, on any machine. A long wait
+/// spends less.
+const LATE_IN_STARTS: u32 = 80;
 const LATE_STARTS: usize = 3;
 /// Per cent of a processor while a graph is not replayed; whoever looks all the time uses all of one.
 const IDLE_MAX: f64 = 50.0;
