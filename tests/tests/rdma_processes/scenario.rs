@@ -41,7 +41,7 @@ const ARMED: Duration = Duration::from_millis(300);
 /// Number of such times.
 const ARMED_TIMES: usize = 3;
 /// By how much a rank is late, and how often: what else this machine does can disturb one wait.
-const LATE: Duration = Duration::from_millis(1500);
+const LATE: Duration = Duration::from_secs(3);
 /// The least lateness as a multiple of the processor time of a start. A nap is a sixteenth of the wait so far, so a wait of 30
 /// starts, which is as long as about 300 polls, spends a seventh to a fifth of its time on polls, on any machine. A long wait
 /// spends less.
